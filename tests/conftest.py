@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, core, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
@@ -109,6 +110,7 @@ def _alone(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("TZ", _ZONES[zlib.crc32(request.node.nodeid.encode()) % len(_ZONES)])
     time.tzset()
+    structlog.reset_defaults()  # a command that a former test ran in this process has set the level
     monkeypatch.chdir(tmp_path)
     with _guard.watching():
         yield

@@ -21,6 +21,20 @@ if TYPE_CHECKING:
     from pipeline.emulator import Emulator
 
 
+NOBODY: Final = 65534
+"""A user who owns nothing."""
+_CHECKOUT: Final = Path(__file__).parent.parent
+
+
+def why_not_as_nobody() -> str:
+    """Return why this machine cannot run scanlake as another user; empty if it can."""
+    if os.geteuid() != 0:
+        return "only root can be somebody else"
+    if not all(folder.stat().st_mode & 0o005 == 0o005 for folder in (_CHECKOUT, *_CHECKOUT.parents)):
+        return "other users cannot read this checkout"
+    return ""
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a process left behind."""

@@ -14,6 +14,7 @@ import pytest
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.lake.duckdb_errors import classify_read_error
 from tests.forkserver import run_command
+from tests.processes import NOBODY, why_not_as_nobody
 from tests.rows import every
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from tests.forkserver import Finished
     from tests.processes import Scanlake
 
-_NOBODY: Final = 65534
 READERS: Final = (
     ("status", "--json"),
     ("serve", "--write", "page.html"),
@@ -95,7 +95,7 @@ def open_folder() -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.skipif(why_not_as_nobody() != "", reason=why_not_as_nobody())
 def test_no_permission_is_not_damage(lake: Path, open_folder: Path) -> None:
     """What a reader may not read ends with 7 and the system's words, not as damage."""
     root = open_folder / "lake"
@@ -103,7 +103,7 @@ def test_no_permission_is_not_damage(lake: Path, open_folder: Path) -> None:
 
     def ask(*arguments: str) -> Finished:
         arguments = ("--lake", str(root), *arguments)
-        return run_command(arguments, cwd=open_folder, env=dict(os.environ), user=_NOBODY)
+        return run_command(arguments, cwd=open_folder, env=dict(os.environ), user=NOBODY)
 
     assert ask("query", "SELECT 1 FROM files").code == ExitCode.OK
     for closed in ("catalog.duckdb", "."):

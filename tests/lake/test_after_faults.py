@@ -26,6 +26,7 @@ from tests.lake.operations import compact_all, told
 from tests.lake.test_folders import describe
 from tests.lake_copies import copy_lake
 from tests.oracle import differences
+from tests.processes import NOBODY, why_not_as_nobody
 from tests.soaking import sample, unmeasured
 from tests.sync.sync_harness import opened, synced
 
@@ -52,7 +53,6 @@ except BaseException as error:
     print(failure.message, failure.hint)
     sys.exit(failure.exit_code)
 """
-_NOBODY: Final = 65534
 _WRITERS: Final = (("repair",), ("publish", "--to", "file:///nowhere"))
 
 
@@ -120,20 +120,22 @@ def test_a_file_where_a_folder_of_parts_should_be(lake: Path) -> None:
 @pytest.fixture
 def lake_of_nobody(two_files: Path) -> Iterator[Path]:
     """A lake that belongs to another user, who can reach it."""
-    if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("only root can be somebody else")
+    if reason := why_not_as_nobody():
+        pytest.skip(reason)
+    if shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv (util-linux)")
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         lake = copy_lake(two_files, Path(name) / "home" / "lake")
         for path in (lake.parent, *lake.parent.rglob("*")):
-            os.chown(path, _NOBODY, _NOBODY)
-        if _run_as_nobody("-c", f"open({str(ROOT / 'pyproject.toml')!r}); import duckdb").returncode:
+            os.chown(path, NOBODY, NOBODY)
+        if _run_as_nobody("-c", "import duckdb").returncode:
             pytest.skip("nobody else can run Python here")
         yield lake
 
 
 def _run_as_nobody(*arguments: str, address: str = "") -> subprocess.CompletedProcess[str]:
-    user = ("setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups")
+    user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     environment = {**unmeasured(), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent"}
     environment |= {"SCANLAKE_BASE_URL": address, "SCANLAKE_TOKEN": "token"} if address else {}
     return subprocess.run(

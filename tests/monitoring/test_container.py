@@ -22,6 +22,7 @@ from pipeline.settings import Settings
 from pipeline.version import __version__
 from tests.conftest import ROOT
 from tests.forkserver import run_command
+from tests.processes import why_not_as_nobody
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -146,10 +147,10 @@ def contained(
 
 def why_not_contained() -> str:
     """Return why this machine cannot run a command as the image does; empty if it can."""
-    if os.getuid() != 0 or not shutil.which("unshare") or not shutil.which("setpriv"):
-        return "needs root, unshare and setpriv (util-linux)"
-    if not all(folder.stat().st_mode & 0o005 == 0o005 for folder in (ROOT, *ROOT.parents)):
-        return "other users cannot read this checkout"
+    if reason := why_not_as_nobody():
+        return reason
+    if not shutil.which("unshare") or not shutil.which("setpriv"):
+        return "needs unshare and setpriv (util-linux)"
     done = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "mount", "-o", "remount,bind,ro", "/"],
         capture_output=True,
