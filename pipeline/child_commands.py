@@ -139,7 +139,7 @@ class RunningCommand:
             self.process.terminate()
 
     def kill(self) -> None:
-        """Kill the child and its own children, for example a compaction; it can be cut off at any step."""
+        """Kill the child and its own children; it can be cut off at any step."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 

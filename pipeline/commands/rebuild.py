@@ -1,30 +1,19 @@
 """`scanlake rebuild`: make all tables again from the documents."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Annotated, Final
 
 import typer
 
-from pipeline.command_options import Excludes
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
-from pipeline.maintenance.compact import run_compaction
 from pipeline.maintenance.ray_tasks import open_ray
 from pipeline.maintenance.rebuild import RebuildResult, rebuild, run_here
 from pipeline.maintenance.writable_lake import open_writable_lake
 
-
-@dataclass(frozen=True, slots=True)
-class MergedParts:
-    """Result of --small-parts: whether parts were merged."""
-
-    merged: bool
-
-
 GROUP: Final = "Maintain the lake"
-RESULT: Final = RebuildResult | MergedParts
+RESULT: Final = RebuildResult
 
 
 def run(
@@ -34,11 +23,6 @@ def run(
         str | None,
         typer.Option(metavar="CLUSTER", help="Flatten the documents on a Ray cluster: ray, or ray://HOST:PORT."),
     ] = None,
-    small_parts: Annotated[
-        bool,
-        typer.Option("--small-parts", hidden=True, help="Only merge small parts, if that is due: the end of a sync."),
-        Excludes("--on"),
-    ] = False,
 ) -> ExitCode:
     """Make all tables again from the documents, without calls to the service.
 
@@ -46,9 +30,6 @@ def run(
     All tables change in one new snapshot. The former parts stay on disk for retention_hours.
     """
     settings = context.settings()
-    if small_parts:
-        with open_writable_lake(settings, "compaction") as lake:
-            return context.print_result(MergedParts(run_compaction(lake, settings)))
     cluster = nullcontext(run_here) if on is None else open_ray(on)
     with cluster as run_tasks, open_writable_lake(settings, "rebuild") as lake:
         result = rebuild(lake, run_tasks)

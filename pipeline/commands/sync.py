@@ -13,7 +13,7 @@ from pipeline.command_options import Excludes
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
-from pipeline.maintenance.compact import is_compaction_due
+from pipeline.maintenance.compact import compact_if_due
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.monitoring.after_run import LakeBefore, LakeStats, RunDelta, measure_delta, monitored_run
 from pipeline.monitoring.killed_runs import record_killed_sync
@@ -109,11 +109,12 @@ def _sync(
             is_partial = time_range.is_explicit and not time_range.full
             sys.stdout.write(format_sync_summary(summary, delta, LakeStats.read_from(lake), is_partial=is_partial))
         verification = run_async(verify_if_due(lake, settings, token, summary, progress))
-        must_compact, stats = is_compaction_due(lake), LakeStats.read_from(lake)
+        stats = LakeStats.read_from(lake)
+        compact_if_due(lake, settings)
     values = {field.name: getattr(summary, field.name) for field in fields(summary)}
     outcome = replace(
         SyncOutcome(**values, delta=delta, lake=stats, verify=verification),
-        **_run_followers(context, settings, must_compact=must_compact),
+        **_run_followers(context, settings),
     )
     result.result = to_json_value(outcome)
     text = _format_verify(settings, verification, prints_summary=prints_summary)
@@ -122,11 +123,9 @@ def _sync(
     return context.print_result(outcome, text, code)
 
 
-def _run_followers(context: CommandContext, settings: Settings, *, must_compact: bool) -> dict[str, Any]:
+def _run_followers(context: CommandContext, settings: Settings) -> dict[str, Any]:
     """Run the commands that follow a sync, each in a process of its own; return their results by field."""
     results: dict[str, Any] = {}
-    if must_compact:
-        run_async(run_maintenance(["rebuild", "--small-parts"], options=context.child_options()))
     if settings.publish_after_sync:
         results["publish"] = publish_in_subprocess(context, settings)
     if settings.images_after_sync:

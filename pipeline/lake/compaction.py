@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 MAX_GROUPS: Final = 16
 MAX_SUPERSEDED_RATIO: Final = 0.05
-MIN_SUPERSEDED: Final = 1_000  # versions: fewer slow no query down, and a compaction is a process of one second
+MIN_SUPERSEDED: Final = 1_000  # versions: fewer slow no query down
 SMALL_RAW_PART_BYTES: Final = 8 * 1024 * 1024  # larger parts of documents are not merged
 _MAX_SMALL_RAW_PARTS: Final = 20
 _MERGED_RAW_PART_BYTES: Final = 16 * 1024 * 1024  # of one compaction: documents are decoded and encoded again

@@ -1,4 +1,4 @@
-"""Compaction as a run of its own, with its own memory, after a sync that has made it due."""
+"""Compaction at the end of a sync that has made it due."""
 
 from __future__ import annotations
 
@@ -6,15 +6,29 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
+from pipeline.errors import ScanlakeError
 from pipeline.lake import compaction
 from pipeline.lake.catalog import compact_catalog, has_waste
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.retention import expire_snapshots
+from pipeline.logs import get_logger
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
     from pipeline.settings import Settings
+
+_log = get_logger()
+
+
+def compact_if_due(lake: Lake, settings: Settings) -> None:
+    """Compact if that is due. A failure is logged, not raised: the rows are published, and the next sync tries."""
+    if not is_compaction_due(lake):
+        return
+    try:
+        run_compaction(lake, settings)
+    except ScanlakeError as error:
+        _log.warning("compaction.failed", error=error.message, hint=error.hint)
 
 
 def is_compaction_due(lake: Lake) -> bool:

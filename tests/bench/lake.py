@@ -7,6 +7,7 @@ are of CPU time.
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import statistics
@@ -28,7 +29,7 @@ from pipeline.lake.retention import expire_snapshots
 from schemas.file_versions import FileVersion
 from schemas.tables import BY_NAME
 from tests.bench import operations
-from tests.bench.serving import scanlake
+from tests.bench.serving import run
 from tests.lake.lake_builder import write_parts
 
 if TYPE_CHECKING:
@@ -44,6 +45,16 @@ LAYERS: Final = 190  # commits of the first sync, which a compaction follows
 DELTAS: Final = 10
 DEAD_SHARE: Final = 0.049  # just below what makes a compaction fold the whole base
 AT: Final = 1_795_000_000_000_000
+_COMPACTION: Final = """
+import json, os
+from pathlib import Path
+from pipeline.lake.lake import Lake
+from pipeline.settings import Settings
+from tests.lake import operations
+root = Path(os.environ["SCANLAKE_LAKE"])
+with Lake(root, doing="bench") as lake:
+    print(json.dumps({{"merged": operations.{}(lake, Settings(lake=root))}}))
+"""
 
 _ROWS: Final = {
     "files": (
@@ -227,9 +238,9 @@ def _cpu(db: duckdb.DuckDBPyConnection, sql: str) -> float:
     return time.process_time() - began
 
 
-def folded(lake: Path, *options: str, name: str = "compaction of a first sync") -> dict[str, float]:
-    """The compaction after a sync, as a process: its CPU seconds and peak memory."""
-    done = scanlake(None, lake, "rebuild", "--small-parts", *options)
+def folded(lake: Path, work: str = "run_compaction", name: str = "compaction of a first sync") -> dict[str, float]:
+    """A compaction, as a process of its own: its CPU seconds and peak memory. `work`: what of tests.lake.operations."""
+    done = run([sys.executable, "-c", _COMPACTION.format(work)], os.environ, lake)
     assert done.said["merged"], "nothing was compacted"
     return {f"{name}, CPU s": done.cpu, f"{name}, MB": done.mb}
 
@@ -298,7 +309,7 @@ def measure(files: int) -> dict[str, float]:
                 found[f"{name}: times that of a tenth"] = found[name] / value
             found["a run without its fetch and publish, s"] = started(grown)
             _note(found, "10 deltas", queries(grown.root, beside, files))
-            found |= folded(grown.root, "--full", name="compaction of everything")
+            found |= folded(grown.root, "compact_all", "compaction of everything")
             _note(found, "folded", queries(grown.root, beside, files))
             with Lake(grown.root, doing="bench") as lake:
                 lake.commit(grown.new_commit(lake, grown.some(int(files * DEAD_SHARE))))

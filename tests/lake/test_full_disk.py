@@ -101,7 +101,7 @@ async def test_too_few_files_may_be_open(tmp_path: Path) -> None:
             held.publish("", at=AT, complete=True, watermark=None)
         question = ("query", "SELECT count(*), max(scan_code) FROM files", "--lake", str(lake))
         assert await short_of_files(12, *question, emulator=emulator) == ExitCode.OK, "a query opens few files"
-        rebuild = ("rebuild", "--small-parts", "--lake", str(lake))
+        rebuild = ("rebuild", "--lake", str(lake))
         assert await short_of_files(20, *rebuild, emulator=emulator) == ExitCode.STORAGE
     assert litter(lake) == []
 

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
+from structlog.testing import capture_logs
 
 from pipeline.findings import Severity
 from pipeline.lake import compaction
 from pipeline.lake.lake import Lake
 from pipeline.maintenance import repair
+from pipeline.maintenance.compact import compact_if_due
 from pipeline.maintenance.rebuild import RebuildResult, rebuild
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
@@ -247,15 +249,17 @@ def test_strangers_are_named_and_left_alone(lake: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["documents", "tables/uploads"])
 def test_compaction_names_a_damaged_part(lake: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compaction that cannot read a part ends with exit code 9 and names it; it does not blame the disk."""
+    """A compaction that cannot read a part names it in the log of the sync, whose rows are published all the same."""
     monkeypatch.setattr(compaction, "_MAX_SMALL_RAW_PARTS", 2)
     monkeypatch.setattr(compaction, "MAX_SUPERSEDED_RATIO", -1)
     monkeypatch.setattr(compaction, "MIN_SUPERSEDED", 0)
     damaged = min((lake / folder).glob("0*.parquet"))
     flip(damaged)
-    message = told(lake, "rebuild", "--small-parts", code=9)
-    assert f"{folder}/{damaged.name}" in message
-    assert "Run `scanlake check`" in message
+    with Lake(lake, doing="test") as held, capture_logs() as events:
+        compact_if_due(held, Settings(lake=lake))
+    assert [event["event"] for event in events] == ["compaction.failed"]
+    assert f"{folder}/{damaged.name}" in events[0]["error"]
+    assert "Run `scanlake check`" in events[0]["hint"]
 
 
 def test_a_rollback_brings_no_damaged_part_back(lake: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_lock_for_reading_is_not_of_the_last_run(lake: Path) -> None:
         assert f"Another run holds the lake: check, which reads, pid {os.getpid()}." in message
         assert describe_lock_owner(LakeLayout(lake)).startswith("check, which reads")
     assert (lake / "LOCK").read_bytes() == note
-    told(lake, "rebuild", "--small-parts")
+    told(lake, "repair")
 
 
 def test_a_lock_that_cannot_be_seen_is_not_free(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def _commands(folder: Path) -> tuple[tuple[str, ...], ...]:
     """Return the commands that write."""
     place = {name: str(folder / name) for name in _NAMES}
     return (
-        *(("sync",), ("verify",), ("images",), ("images", "--retry"), ("rebuild",), ("rebuild", "--small-parts")),
+        *(("sync",), ("verify",), ("images",), ("images", "--retry"), ("rebuild",)),
         *(("repair",), ("repair", "--read-data"), ("purge", "{id}", "--yes"), ("rollback", "1", "--yes")),
         *(_UNDO, ("backup", place["backup"]), ("backup", place["backup"], "--with-images")),
         *(("restore", place["backup"], place["restored"]), ("publish", "--to", f"file://{place['target']}")),
