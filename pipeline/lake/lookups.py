@@ -13,6 +13,8 @@ from schemas.tables import COMMIT_SEQ_COLUMN, FILES, UPLOADS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import duckdb
+
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
 
@@ -28,10 +30,11 @@ class FileIdentity:
 
 def read_identities(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, FileIdentity]:
     """Return the identities of some files, given as {file_id: commit_seq}."""
-    names = _part_names(ledger, FILES.name, versions)
-    files = _read_column("{'reference': scan_code, 'created_at': epoch_us(created_at)}", layout, names, versions)
-    names = _part_names(ledger, UPLOADS.name, versions)
-    uploads = _read_column("list(id)", layout, names, versions, group=True)
+    created = "{'reference': scan_code, 'created_at': epoch_us(created_at)}"
+    with open_worker_connection(layout.spill_dir) as db:
+        files = _read_column(db, created, layout, _part_names(ledger, FILES.name, versions), versions)
+        names = _part_names(ledger, UPLOADS.name, versions)
+        uploads = _read_column(db, "list(id)", layout, names, versions, group=True)
     return {
         file_id: FileIdentity(**values, upload_ids=frozenset(uploads.get(file_id) or ()))
         for file_id, values in files.items()
@@ -41,7 +44,8 @@ def read_identities(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, i
 def read_references(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, str | None]:
     """Return the references of some files, given as {file_id: commit_seq}."""
     names = [part.name for part in ledger.parts() if part.table_name == FILES.name]
-    return _read_column("scan_code", layout, names, versions)
+    with open_worker_connection(layout.spill_dir) as db:
+        return _read_column(db, "scan_code", layout, names, versions)
 
 
 def read_details(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, bytes | None]:
@@ -50,7 +54,8 @@ def read_details(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]
     Files without a document are absent. Only the parts of those commits are read: files of neighbouring commits,
     requested together, cost least.
     """
-    return _read_column("detail", layout, _part_names(ledger, RAW_TABLE, versions), versions)
+    with open_worker_connection(layout.spill_dir) as db:
+        return _read_column(db, "detail", layout, _part_names(ledger, RAW_TABLE, versions), versions)
 
 
 def _part_names(ledger: Ledger, table: str, versions: Mapping[int, int]) -> list[str]:
@@ -64,13 +69,18 @@ def _part_names(ledger: Ledger, table: str, versions: Mapping[int, int]) -> list
 
 
 def _read_column(
-    column: str, layout: LakeLayout, names: list[str], versions: Mapping[int, int], *, group: bool = False
+    db: duckdb.DuckDBPyConnection,
+    column: str,
+    layout: LakeLayout,
+    names: list[str],
+    versions: Mapping[int, int],
+    *,
+    group: bool = False,
 ) -> dict[int, Any]:
     if not names:
         return {}
     source = sql_read_parquet(map(layout.part_path, names))
     query = f"SELECT file_id, {COMMIT_SEQ_COLUMN}, {column} FROM {source} WHERE file_id = ANY($ids)"
     query += " GROUP BY ALL" if group else ""
-    with open_worker_connection(layout.spill_dir) as db:
-        rows = db.execute(query, {"ids": list(versions)}).fetchall()
+    rows = db.execute(query, {"ids": list(versions)}).fetchall()
     return {file_id: value for file_id, seq, value in rows if versions[file_id] == seq}

@@ -52,11 +52,11 @@ async def check_same_account(
     known = {file_id: version for file_id, version in known.items() if not version.deleted}
     if any(_is_same_version(version, listed[file_id]) for file_id, version in known.items()):
         return
-    samples = await ledger_thread.call(lake.ledger.sample_files, _MAX_SAMPLES)
-    seqs = {version.file_id: version.commit_seq for version in (*known.values(), *samples)}
-    stored = await ledger_thread.call(read_identities, lake.layout, lake.ledger, seqs)
+    stored = await ledger_thread.call(read_identities, lake.layout, lake.ledger, _commit_seqs(known.values()))
     if any(_is_same_file(stored.get(file_id), listed[file_id].raw) for file_id in known):
         return
+    samples = await ledger_thread.call(lake.ledger.sample_files, _MAX_SAMPLES)
+    stored |= await ledger_thread.call(read_identities, lake.layout, lake.ledger, _commit_seqs(samples))
     may_ask_by_id = may_fetch_details and await ledger_thread.call(lambda: lake.ledger.properties.identity) == "id"
     file_ids = list(dict.fromkeys([*list(known)[: _MAX_SAMPLES // 2], *(sample.file_id for sample in samples)]))
     if not await _has_one_of(client, file_ids[:_MAX_SAMPLES], stored, by_id=may_ask_by_id):
@@ -128,6 +128,10 @@ async def _read_by_reference(client: Client, file_id: int, identity: FileIdentit
         return None
     page = await client.list_files(CrawlOptions().query(cheap=True, reference=identity.reference))
     return next((item.raw for item in page.items if file_id in {item.id, item.instance_id}), None)
+
+
+def _commit_seqs(versions: Iterable[FileVersionRecord]) -> dict[int, int]:
+    return {version.file_id: version.commit_seq for version in versions}
 
 
 def _is_same_version(version: FileVersionRecord, item: ListItem) -> bool:
