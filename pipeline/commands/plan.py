@@ -14,7 +14,7 @@ RESULT: Final = SyncPlan
 
 
 def run(context: CommandContext) -> ExitCode:
-    """Estimate calls, time, rows and disk space of the next sync.
+    """Estimate calls, time and disk space of the next sync.
 
     Reads at most 20 list pages without includes, and the lake. For an empty lake it also reads a list page and the
     details of its files, to estimate the size of a file, and discards them. Changes nothing.
@@ -34,7 +34,6 @@ def _format_plan(plan: SyncPlan) -> str:
         f"{name} would fetch {about}{pluralize(plan.files_to_fetch, 'file')}{total}:",
         f"  calls    {about}{plan.list_calls:,} list and {plan.detail_calls:,} detail",
         f"  time     {'unknown' if plan.seconds is None else f'about {format_duration(round(plan.seconds))}'}",
-        f"  rows     {'unknown' if plan.rows is None else f'about {plan.rows:,}'}",
         f"  disk     {'unknown' if plan.disk_bytes is None else f'about {format_bytes(plan.disk_bytes)}'}",
     ]
     if plan.verify_calls:

@@ -11,7 +11,6 @@ from pipeline.lake.models import (
     FileVersionRecord,
     LakeProperties,
     Part,
-    PartTotals,
     RefetchRecord,
     RetiredPart,
     RunRecord,
@@ -226,10 +225,11 @@ class LedgerQueries(ABC):
         )
         return [RetiredPart(*row) for row in rows]
 
-    def part_totals(self) -> dict[str, PartTotals]:
-        """Return rows, bytes and number of the parts by table."""
-        rows = self.query("SELECT table_name, sum(row_count), sum(bytes), count(*) FROM part GROUP BY table_name")
-        return {table: PartTotals(*totals) for table, *totals in rows}
+    def measure_parts(self, table: str) -> tuple[int, int]:
+        """Return the rows and bytes of a table's parts."""
+        sql = "SELECT coalesce(sum(row_count), 0), coalesce(sum(bytes), 0) FROM part WHERE table_name = ?"
+        rows, size = self.query(sql, (table,))[0]
+        return rows, size
 
     def part_names(self) -> set[str]:
         """Return the names of all parts, with retired ones."""

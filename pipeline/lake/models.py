@@ -35,14 +35,6 @@ class Part:
         return self.first_commit_seq, self.last_commit_seq
 
 
-class PartTotals(NamedTuple):
-    """Size of a table's parts."""
-
-    rows: int
-    bytes: int
-    parts: int
-
-
 class RetiredPart(NamedTuple):
     """A part without current rows. `since`: from then on, readers open no catalog that names it."""
 

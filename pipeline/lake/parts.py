@@ -177,11 +177,6 @@ def write_content(
     return Part(layout.part_name(target), table_name, *seqs, rows, len(content), hashlib.sha256(content).hexdigest())
 
 
-def encode_parquet(rows: pa.Table) -> memoryview:
-    """Return the rows as a Parquet file in memory. A commit bounds its size, and a full disk leaves no half of it."""
-    return _encode_tables([rows], rows.schema, WRITE_OPTIONS)
-
-
 def encode_documents(
     versions: Sequence[FileVersion], digests: Sequence[bytes], *, run_id: str, seq: int, texts_from_list: bool = False
 ) -> memoryview:

@@ -1,4 +1,4 @@
-"""Plan: estimates the calls, time, rows and disk space of a sync from the list. It changes nothing.
+"""Plan: estimates the calls, time and disk space of a sync from the list. It changes nothing.
 
 Of each window at most 20 pages are read, without includes, spread over the list. Sizes and rates are those of the lake,
 or of a page of files if the lake has too few.
@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING, Final, Literal
 from pipeline.client.factory import create_client
 from pipeline.client.protocol import Detail
 from pipeline.crawl.windows import ALL_TIME, Window, uncovered_windows
-from pipeline.flatten.flatten import flatten
 from pipeline.lake.folder_checks import require_lake, require_lake_or_empty
 from pipeline.lake.lake_folder import FolderKind
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.parts import RAW_TABLE, encode_documents, encode_parquet
+from pipeline.lake.parts import RAW_TABLE, encode_documents
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.regular_verify import is_due
 from pipeline.sync.watermark import remove_lookback
 from schemas.file_versions import FileVersion, version_digest
 from schemas.requests import FileQuery
-from schemas.tables import BY_NAME
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
@@ -39,8 +37,8 @@ if TYPE_CHECKING:
 
 _MAX_PAGES: Final = 20  # of one window, without includes
 _MIN_FILES: Final = 50  # whose versions, or calls, show what a file takes
-_MIN_CATALOG_BYTES: Final = 2_000_000
-_BYTES_PER_PART_BYTE: Final = 1.6  # of parts, catalog and ledger
+_CATALOG_BYTES: Final = 1_500_000  # that a catalog of few files takes, and that an update of one leaves free
+_BYTES_PER_DOCUMENT_BYTE: Final = 2.1  # of documents, tables, catalog and ledger
 _FILES_PER_VERIFY_CALL: Final = 225
 
 
@@ -48,7 +46,7 @@ _FILES_PER_VERIFY_CALL: Final = 225
 class SyncPlan:
     """Estimate of a sync; unknown figures are None. `exact`: the whole list was read.
 
-    `basis` is what rows, bytes and seconds are estimated from. `verify_calls` are additional, if a verify is due.
+    `basis` is what bytes and seconds are estimated from. `verify_calls` are additional, if a verify is due.
     """
 
     kind: Literal["first", "incremental"]
@@ -57,7 +55,6 @@ class SyncPlan:
     files_to_fetch: int
     list_calls: int
     detail_calls: int
-    rows: int | None
     disk_bytes: int | None
     seconds: float | None
     basis: str
@@ -68,10 +65,9 @@ class SyncPlan:
 
 @dataclass(frozen=True, slots=True)
 class _FileCost:
-    """Rows and bytes of the parts that a file takes on average, and calls a second; None where nothing shows it."""
+    """Bytes on disk that the documents of a file take on average, and calls a second; None where nothing shows it."""
 
-    rows: float | None = None
-    part_bytes: float = 0.0
+    document_bytes: float | None = None
     calls_per_second: float | None = None
     basis: str = "nothing"
 
@@ -91,14 +87,12 @@ async def plan_sync(settings: Settings, token: str) -> SyncPlan:
         async with create_client(settings, token) as client:
             in_service = (await client.list_files(FileQuery(limit=1))).total
             samples = [await _count_files(client, options, window, ledger) for window in windows]
-            if cost.rows is None:
+            if cost.document_bytes is None:
                 cost = await _sample_cost(client, options, sum(listed for listed, _, _ in samples))
         files = refetches + sum(to_fetch for _, to_fetch, _ in samples)
         list_calls = 1 + bool(in_lake) + refetches + sum(_count_list_calls(options, listed) for listed, _, _ in samples)
         detail_calls = 0 if options.fetch_details == "never" else files
-        rate, has_cost = cost.calls_per_second, cost.rows is not None
-        # The catalog that readers have now stays as a snapshot.
-        catalog_bytes = max(_MIN_CATALOG_BYTES, layout.catalog.stat().st_size if layout.catalog.is_file() else 0)
+        rate = cost.calls_per_second
         return SyncPlan(
             kind="first" if ledger is None or ledger.properties.watermark is None else "incremental",
             files_in_service=in_service,
@@ -106,14 +100,21 @@ async def plan_sync(settings: Settings, token: str) -> SyncPlan:
             files_to_fetch=files,
             list_calls=list_calls,
             detail_calls=detail_calls,
-            rows=round(files * cost.rows) if cost.rows is not None else None,
-            disk_bytes=round(catalog_bytes + files * cost.part_bytes * _BYTES_PER_PART_BYTE) if has_cost else None,
+            disk_bytes=_estimate_disk(layout, files, cost.document_bytes),
             seconds=round((list_calls + detail_calls) / rate, 1) if rate else None,
             basis=cost.basis,
             exact=all(exact for _, _, exact in samples),
             verify_calls=2 + in_lake // _FILES_PER_VERIFY_CALL if ledger and is_due(ledger, settings) else 0,
             calls_made=client.stats.requests,
         )
+
+
+def _estimate_disk(layout: LakeLayout, files: int, document_bytes: float | None) -> int | None:
+    if document_bytes is None:
+        return None
+    # The catalog that readers have now stays as a snapshot.
+    catalog_bytes = layout.catalog.stat().st_size if layout.catalog.is_file() else 0
+    return round(catalog_bytes + _CATALOG_BYTES + files * document_bytes * _BYTES_PER_DOCUMENT_BYTE)
 
 
 def _list_windows(ledger: LedgerReader, settings: Settings) -> list[Window]:
@@ -124,22 +125,16 @@ def _list_windows(ledger: LedgerReader, settings: Settings) -> list[Window]:
 
 
 def _read_cost(ledger: LedgerReader) -> _FileCost:
-    """Return what the lake shows: nothing while it has too few versions, no rate without a run of many calls.
-
-    Nor while rows of a killed run are pending: the tables have fewer rows than the documents then.
-    """
-    totals = ledger.part_totals()
-    raw = totals.pop(RAW_TABLE, None)
-    if raw is None or raw.rows < _MIN_FILES or ledger.properties.pending_rows_from is not None:
+    """Return what the lake shows: nothing while it has too few versions, no rate without a run of many calls."""
+    versions, size = ledger.measure_parts(RAW_TABLE)
+    if versions < _MIN_FILES:
         return _FileCost()
     runs = [(run.requests_list + run.requests_detail + run.retries, run.seconds) for run in ledger.recent_runs(20)]
     calls, seconds = max(runs, default=(0, 0.0))
-    part_bytes = raw.bytes + sum(table.bytes for table in totals.values())
     return _FileCost(
-        sum(table.rows for table in totals.values()) / raw.rows,
-        part_bytes / raw.rows,
+        size / versions,
         calls / seconds if calls >= _MIN_FILES and seconds else None,
-        f"the {raw.rows:,} versions in the lake",
+        f"the {versions:,} versions in the lake",
     )
 
 
@@ -197,13 +192,9 @@ async def _sample_cost(client: Client, options: CrawlOptions, files: int) -> _Fi
     ]
     if not versions:
         return _FileCost()
-    flat = flatten(versions, run_id="plan", seq=1).tables
-    tables = [rows for name, rows in flat.items() if BY_NAME[name].is_per_file]
     digests = [version_digest(version.list_item or b"") for version in versions]
-    documents = encode_documents(versions, digests, run_id="plan", seq=1)
     return _FileCost(
-        sum(map(len, tables)) / len(versions),
-        (len(documents) + sum(map(len, map(encode_parquet, tables)))) / len(versions),
+        len(encode_documents(versions, digests, run_id="plan", seq=1)) / len(versions),
         len(versions) / seconds if len(versions) >= _MIN_FILES and options.fetch_details != "never" else None,
         f"a sample of {len(versions):,} files",
     )

@@ -12,10 +12,8 @@ from pipeline.errors import ScanlakeError, StorageError
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.parts import RAW_TABLE
-from pipeline.settings import Settings
 from pipeline.sync import batch_sink, batch_writer, writer_process
 from pipeline.sync.batch_writer import BatchWriter
-from pipeline.sync.plan import plan_sync
 from schemas.tables import TABLES
 from schemas.timestamps import now_us
 from tests.lake.fault_injection import ProcessKilled
@@ -108,21 +106,6 @@ async def test_rows_after_a_kill(tmp_path: Path) -> None:
         assert read_rows(lake) == read_rows(whole)
         await synced(emulator, lake)
         assert emulator.counts["detail"] < calls + 20  # those of the checks that every run makes
-
-
-async def test_a_plan_after_a_kill_knows_rows(tmp_path: Path) -> None:
-    """While rows are pending, the tables say nothing of a file's rows: a plan looks at a sample instead."""
-    lake = tmp_path / "lake"
-    async with Emulator(70, seed=SEED) as emulator:
-        await killed_sync(emulator, lake, commit_every_files=12)
-        emulator.world.create(50)
-        told = await plan_sync(Settings(base_url=emulator.base_url, lake=lake), emulator.token)
-        summary = await synced(emulator, lake)
-    with opened(lake) as db:
-        (uploads,) = db.execute("SELECT count(*) FROM uploads WHERE _run_id = ?", [summary.run_id]).fetchone() or (0,)
-    assert told.rows is not None
-    assert told.rows > uploads > 0
-    assert told.basis.startswith("a sample of ")
 
 
 async def test_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
