@@ -68,7 +68,6 @@ Copy every file of a file/scan service into a local data lake that is queried wi
   scanlake export    tables as CSV, Parquet, Excel or DuckDB
   scanlake verify    compare the lake with the service
   scanlake check     check settings, service and the lake's own files
-  scanlake watch     sync at every interval, unattended
   scanlake demo      try everything against an emulated service
 
 scanlake --help            all commands and global options

@@ -32,15 +32,12 @@ class CommandContext(GlobalOptions):
     typed: TypedCommand = field(default_factory=TypedCommand)
     """The command as it was typed, without the global options."""
 
-    logs_steps: bool = False
-    """Whether the log is the command's output, also on a terminal."""
-
     @property
     def log_level(self) -> int:
         """The lowest level of the events that are logged to stderr. Above a live display there are only warnings."""
         if self.verbosity and not self.quiet:
             return logs.VERBOSE
-        has_display = not (self.logs_steps or self.log_json) and progress.find_live_console() is not None
+        has_display = not self.log_json and progress.find_live_console() is not None
         return logs.QUIET if self.quiet or has_display else logs.NORMAL
 
     def settings(self, **flags: Any) -> Settings:
@@ -130,6 +127,6 @@ def create_context(
 def require_catalog(settings: Settings) -> LakeLayout:
     """Return the lake's paths. Raises `missing_catalog_error`."""
     layout = LakeLayout(settings.lake.absolute())
-    if not layout.catalog.is_file():  # lake.reader would import DuckDB into `watch`
+    if not layout.catalog.is_file():  # lake.reader would import DuckDB
         raise missing_catalog_error(layout, settings)
     return layout

@@ -39,13 +39,11 @@ _PRELOADED: Final = (
     "pipeline.cli", "pipeline.context", "pipeline.sources",
     *(f"pipeline.commands.{name}" for name in (
         "backup", "changes", "check", "export", "files", "images", "init", "plan", "publish", "query", "rebuild",
-        "repair", "report", "serve", "settings", "share", "status", "sync", "tables", "verify", "watch",
+        "repair", "report", "serve", "settings", "share", "status", "sync", "tables", "verify",
     )),
 )  # fmt: skip
 _SERVER_FLAG: Final = "--serve"
 _MAX_REQUEST_BYTES: Final = 1_000_000
-COMMAND_OF: Final = "of"
-"""Name of the process of a command that a command has started, before the number of that one."""
 _lock: Final = threading.Lock()
 _server: socket.socket | None = None
 _used = 0.0
@@ -273,8 +271,6 @@ def _become(given: dict[str, Any], files: list[int], server: socket.socket, used
     sys.orig_argv[1:] = ["-m", "pipeline", *given["arguments"]]
     if "parent" in given:
         os.getppid = lambda: given["parent"]
-        with open("/proc/self/comm", "w") as name:  # noqa: PTH123
-            name.write(f"{COMMAND_OF} {given['parent']}")
     asyncio.create_subprocess_exec = __import__("tests.forked_process", fromlist=["execute"]).execute
     code: object = 1
     try:

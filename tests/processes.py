@@ -6,14 +6,13 @@ import asyncio
 import json
 import os
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.forked_process import fork_command
-from tests.forkserver import COMMAND_OF, run_command
+from tests.forkserver import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -118,16 +117,6 @@ def children_of(pid: int) -> list[int]:
     found = []
     for thread in Path(f"/proc/{pid}/task").iterdir():
         found += [int(each) for each in (thread / "children").read_text().split()]
-    return found
-
-
-def forks_of(pid: int) -> list[int]:
-    """The commands that a forked command has started and that still run."""
-    found = []
-    for name in Path("/proc").glob("[0-9]*/comm"):
-        with suppress(OSError):  # it has ended
-            if name.read_text() == f"{COMMAND_OF} {pid}\n":
-                found.append(int(name.parent.name))
     return found
 
 

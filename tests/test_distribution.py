@@ -45,7 +45,7 @@ def test_the_wheel_has_what_an_operator_needs(wheel: Path) -> None:
         path.relative_to(ROOT / "configs").as_posix() for path in (ROOT / "configs").rglob("*") if path.is_file()
     }
     assert {name.removeprefix(shared) for name in names if name.startswith(shared)} == configs
-    assert {"scanlake.toml", "systemd/scanlake-watch.service", "cron/scanlake"} <= configs
+    assert {"scanlake.toml", "systemd/scanlake.service", "cron/scanlake"} <= configs
     for package in ("pipeline", "schemas"):
         sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*") if path.is_file()}
         assert {name for name in sources if "__pycache__" not in name} <= names
@@ -91,8 +91,6 @@ def test_the_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:
     assert call(scanlake, "--version") == f"scanlake {__version__}\n"
     template = (environment / "share" / "scanlake" / "scanlake.toml").read_text()
     assert call(scanlake, "settings", "--template") == template
-    assert (
-        "scanlake watch --log-json"
-        in (environment / "share" / "scanlake" / "systemd" / "scanlake-watch.service").read_text()
-    )
+    unit = environment / "share" / "scanlake" / "systemd" / "scanlake.service"
+    assert "scanlake sync --log-json" in unit.read_text()
     assert "uploads" in call(scanlake, "tables")

@@ -13,9 +13,9 @@ import typer
 from pipeline.context import CommandContext, require_catalog
 from pipeline.csv_rows import format_csv_row
 from pipeline.errors import ExitCode, SettingsError
+from pipeline.formatting import UNIT_SECONDS
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.snapshots import Change, diff_snapshots, find_snapshot_at, read_snapshot, require_snapshot
-from pipeline.monitoring.schedule import parse_duration
 from pipeline.output_formats import OutputFormat, choose_format, format_option
 from pipeline.results import format_json_instant
 from pipeline.text_tables import format_table
@@ -46,6 +46,8 @@ class ChangeList:
 GROUP: Final = "Use the data"
 RESULT: Final = ChangeList
 
+_AGE: Final = re.compile(r"(?:\d{1,5}[dhms]){1,4}")
+_NUMBER_AND_UNIT: Final = re.compile(r"(\d+)([dhms])")
 _COLUMNS: Final = tuple(field.name for field in fields(ChangedFile))
 _KINDS: Final = ("added", "changed", "deleted")
 _FORMATS: Final = (OutputFormat.TABLE, OutputFormat.CSV, OutputFormat.JSON)
@@ -97,10 +99,11 @@ def _find_snapshot(layout: LakeLayout, flag: str, when: str) -> int:
         return int(text)
     at = parse_instant(text)
     if at is None:
-        hint = "Use 24h, 7d, 2026-01-31, 2026-01-31T12:00:00Z or the number of a snapshot."
-        if not re.fullmatch(r"[\d.smhd]+", text):
+        if not _AGE.fullmatch(text):
+            hint = "Use 24h, 7d, 2026-01-31, 2026-01-31T12:00:00Z or the number of a snapshot."
             raise SettingsError(f"{flag} {when}: not a time.", hint=hint)
-        at = now_us() - round(parse_duration(f"{flag} {when}", text) * SECOND)
+        seconds = sum(int(count) * UNIT_SECONDS[unit] for count, unit in _NUMBER_AND_UNIT.findall(text))
+        at = now_us() - seconds * SECOND
     number, note = find_snapshot_at(layout, at, or_other=flag == "--since")
     if note:
         sys.stderr.write(f"note: {note}\n")

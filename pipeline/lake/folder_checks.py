@@ -1,4 +1,4 @@
-"""Checks of the lake's folder that open its catalog: `lake_folder` does not, because `watch` imports no database."""
+"""Checks of the lake's folder that open its catalog: `lake_folder` imports no database."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Monitoring of runs: `scanlake watch`, run statistics, metrics, alerts."""
+"""Monitoring of runs: run statistics, metrics, alerts."""

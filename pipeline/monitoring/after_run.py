@@ -1,7 +1,4 @@
-"""Bookkeeping after a run: run statistics, metrics file, alerts.
-
-`scanlake sync` does this itself. Under `scanlake watch` the parent process does it, because it outlives every run.
-"""
+"""Bookkeeping after a run: run statistics, metrics file, alerts."""
 
 from __future__ import annotations
 
@@ -20,10 +17,9 @@ from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
 from pipeline.logs import to_one_line
 from pipeline.monitoring.alerts import Alert, send_alert
-from pipeline.monitoring.child_process import is_watched
 from pipeline.monitoring.metrics import lake_labels, write_metrics
 from pipeline.monitoring.run_history import RunStatsFile
-from pipeline.monitoring.run_result import RunOutcome, RunResult
+from pipeline.monitoring.run_result import RunResult
 from pipeline.process import run_async
 from pipeline.progress import CrawlProgress
 from schemas.timestamps import to_datetime
@@ -44,7 +40,7 @@ _NOT_PUBLISHED_REASON: Final = "The sync succeeded, but the object storage does 
 
 @contextmanager
 def monitored_run(settings: Settings, command: str, source: str = "") -> Iterator[RunResult]:
-    """Yield the result to fill in. At its end record it, with metrics and alerts; under `watch` the parent does."""
+    """Yield the result to fill in. At its end record it, with metrics and alerts."""
     result = RunResult(command, settings.lake, source)
     try:
         yield result
@@ -55,7 +51,7 @@ def monitored_run(settings: Settings, command: str, source: str = "") -> Iterato
         raise
     finally:
         result.seconds = max(0.0, (datetime.now(UTC) - result.started_at).total_seconds())
-        if not is_watched() and _is_recorded(settings, result):
+        if _is_recorded(settings, result):
             run_async(record_run(settings, RunStatsFile(settings.lake), result))
 
 
@@ -89,10 +85,10 @@ def _choose_alert(result: RunResult, stats: RunStats) -> Alert | None:
     problem = _find_problem(result, stats)
     if problem is not None:
         code, reason = problem
-        if result.outcome is RunOutcome.DONE:  # the run itself succeeded: its earlier failures have ended
+        if result.is_done:  # the run itself succeeded: its earlier failures have ended
             stats.alerted_exit_codes = [alerted for alerted in stats.alerted_exit_codes if alerted == code]
         return None if code in stats.alerted_exit_codes else Alert("failed", code, reason)
-    if result.outcome is not RunOutcome.DONE:
+    if not result.is_done:
         return None
     return Alert("recovered" if stats.alerted_exit_codes else "succeeded", result.code)
 
@@ -101,7 +97,7 @@ def _find_problem(result: RunResult, stats: RunStats) -> tuple[int, str] | None:
     """Return exit code and reason of a failure, or of a problem that a successful run leaves."""
     if result.has_failed:
         return result.code, result.reason
-    if result.outcome is RunOutcome.DONE:
+    if result.is_done:
         if stats.inconsistent_verifications >= _MAX_INCONSISTENT_VERIFICATIONS:
             return ExitCode.REJECTS, _INCONSISTENT_REASON
         if problem := (result.result.get("publish") or {}).get("problem"):

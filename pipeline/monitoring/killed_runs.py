@@ -19,10 +19,7 @@ _KILLED_CODE: Final = 137  # what a shell reports of SIGKILL
 
 
 def record_killed_sync(settings: Settings, source: str = "") -> None:
-    """Count the last sync as failed, with metrics and an alert, if it was killed and is not counted yet.
-
-    Under `watch` the parent has counted it, unless that was killed too.
-    """
+    """Count the last sync as failed, with metrics and an alert, if it was killed and is not counted yet."""
     state = read_live_state(settings.lake, runs=1)
     last = next(iter(state.runs), None) if state is not None else None
     if last is None or last.command != _COMMAND or last.state != "interrupted":

@@ -100,13 +100,12 @@ METRICS: Final = (
 )
 
 
-def render_prometheus(*lakes: tuple[RunStats, Mapping[str, str]]) -> str:
-    """Return the metrics of lakes in Prometheus' text format: each with its statistics and labels."""
+def render_prometheus(stats: RunStats, labels: Mapping[str, str]) -> str:
+    """Return the metrics of a lake in Prometheus' text format, each with the labels."""
     lines = ["# HELP scanlake_build_info The version of scanlake.", "# TYPE scanlake_build_info gauge"]
-    lines += [f"scanlake_build_info{_format_labels({**labels, 'version': __version__})} 1" for _, labels in lakes]
+    lines.append(f"scanlake_build_info{_format_labels({**labels, 'version': __version__})} 1")
     for metric in METRICS:
-        samples = [({**labels, **own}, value) for stats, labels in lakes for own, value in metric.read(stats)]
-        if samples:
+        if samples := [({**labels, **own}, value) for own, value in metric.read(stats)]:
             lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
             lines += [f"{metric.name}{_format_labels(own)} {_format_value(value)}" for own, value in samples]
     return "\n".join(lines) + "\n"
@@ -121,7 +120,7 @@ def write_metrics(path: Path, stats: RunStats, labels: Mapping[str, str]) -> Non
     """Write the metrics to the file atomically; a failure is logged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, render_prometheus((stats, labels)), mode=_WORLD_READABLE, durable=False)
+        write_file(path, render_prometheus(stats, labels), mode=_WORLD_READABLE, durable=False)
     except OSError as error:
         _log.warning("metrics.write_failed", path=str(path), reason=error.strerror or type(error).__name__)
 

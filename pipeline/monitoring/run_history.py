@@ -19,7 +19,6 @@ from pipeline.errors import StorageError
 from pipeline.lake.lake_folder import FolderKind, classify_folder, is_run_stats
 from pipeline.lake.layout import LakeLayout
 from pipeline.logs import get_logger
-from pipeline.monitoring.run_result import RunOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,7 +60,7 @@ class RunStats:
         self.runs[code] = self.runs.get(code, 0) + 1
         self.last_code, self.last_ended, self.last_seconds = result.code, result.ended_at, result.seconds
         self.seconds += result.seconds
-        if result.outcome is RunOutcome.DONE:
+        if result.is_done:
             self.failures, self.reason, self.last_success = 0, "", result.ended_at
             self._add_figures(result.result)
         elif result.has_failed:

@@ -1,10 +1,9 @@
-"""The result of a run, as the scheduler, the statistics, the metrics and the alerts need it."""
+"""The result of a run, as the statistics, the metrics and the alerts need it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.errors import ExitCode, LakePausedError
@@ -13,27 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-
-class RunOutcome(Enum):
-    """The meaning of a result for the next run."""
-
-    DONE = "done"
-    LOCKED = "locked"  # another run holds the lake: wait for it
-    PAUSED = "paused"  # by a rollback
-    STOPPED = "stopped"  # on request
-    FAILED = "failed"  # usually temporary: the service, the disk, a rare bug
-    NEEDS_ATTENTION = "needs_attention"  # the operator has to act: settings, token, damage
-
-
-_OUTCOMES: Final[dict[int, RunOutcome]] = {
-    ExitCode.OK: RunOutcome.DONE,
-    ExitCode.REJECTS: RunOutcome.DONE,
-    ExitCode.LOCKED: RunOutcome.LOCKED,
-    ExitCode.INTERRUPTED: RunOutcome.STOPPED,
-    ExitCode.USAGE: RunOutcome.NEEDS_ATTENTION,
-    ExitCode.AUTH: RunOutcome.NEEDS_ATTENTION,
-    ExitCode.DAMAGE: RunOutcome.NEEDS_ATTENTION,
-}
+_DONE: Final = frozenset({ExitCode.OK, ExitCode.REJECTS})
+_NOT_RUN: Final = frozenset({ExitCode.LOCKED, ExitCode.INTERRUPTED})  # another run holds the lake, or it was stopped
 
 
 @dataclass(slots=True)
@@ -59,13 +39,12 @@ class RunResult:
         return self.started_at + timedelta(seconds=self.seconds)
 
     @property
-    def outcome(self) -> RunOutcome:
-        """The meaning of the result for the next run."""
-        if self.error_type == LakePausedError.__name__:
-            return RunOutcome.PAUSED
-        return _OUTCOMES.get(self.code, RunOutcome.FAILED)
+    def is_done(self) -> bool:
+        """Whether the run did its work, also with rejects."""
+        return self.code in _DONE
 
     @property
     def has_failed(self) -> bool:
-        """Whether the operator learns of it."""
-        return self.outcome in {RunOutcome.FAILED, RunOutcome.NEEDS_ATTENTION}
+        """Whether the operator learns of it. A lake that a rollback has paused is no failure."""
+        is_paused = self.error_type == LakePausedError.__name__
+        return not is_paused and self.code not in _DONE | _NOT_RUN

@@ -60,7 +60,7 @@ async def test_the_lake_is_beside_the_settings_file(tmp_path: Path) -> None:
 
 async def test_without_settings_everybody_is_sent_to_init(tmp_path: Path) -> None:
     """Every command that needs a service or a lake names `scanlake init`."""
-    for command in ("sync", "plan", "verify", "check", "status", "watch", "query"):
+    for command in ("sync", "plan", "verify", "check", "status", "query"):
         arguments = (command, "FROM files") if command == "query" else (command,)
         answer = await called(tmp_path, *arguments, SCANLAKE_TOKEN="some-token-of-a-service")
         assert answer.code == 2, command

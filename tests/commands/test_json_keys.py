@@ -19,7 +19,6 @@ COMMANDS: Final = (
     ("settings",),
     ("plan",),
     ("sync",),
-    ("watch", "--max-runs", "1"),
     ("status",),
     ("snapshots",),
     ("changes", "--since", "1"),

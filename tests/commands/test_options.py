@@ -31,7 +31,7 @@ VALUES: Final = {"INSTANT": "2024-01-31", "DURATION": "15m", "INTEGER": "1", "SH
 OF_THE_PARENT: Final = {"--all", "--jobs"}
 """Options that the process of all sources needs itself; its children run one source each."""
 
-OWN_ALL: Final = frozenset({"watch", "query"})
+OWN_ALL: Final = frozenset({"query"})
 """Commands that serve all sources in one process: tests/commands/test_sources.py has their children."""
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
-import signal
-import socket
 import subprocess
-import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +18,7 @@ from pipeline.emulator import Emulator
 from pipeline.monitoring.metrics import METRICS, render_prometheus, write_metrics
 from pipeline.monitoring.run_history import RunStats
 from tests.constants import set_run_constants
-from tests.monitoring.watch_harness import parsed, scanlake
-from tests.processes import ended, started
+from tests.monitoring.monitoring_harness import parsed, scanlake
 
 FULL = RunStats(
     runs={"0": 3, "1": 2},
@@ -40,7 +38,7 @@ FULL = RunStats(
 def test_it_is_valid_whatever_the_labels_hold() -> None:
     """The text keeps to the format's grammar, also with quotes, backslashes and line breaks in a path."""
     path = 'C:\\lake "one"\nline\u00e9'
-    found = parsed(render_prometheus((FULL, {"lake": path})))
+    found = parsed(render_prometheus(FULL, {"lake": path}))
     assert {dict(labels)["lake"] for _, labels in found} == {path}
     assert {name for name, _ in found} == {metric.name for metric in METRICS} | {"scanlake_build_info"}
     assert found["scanlake_runs_total", frozenset({("lake", path), ("exit_code", "1")})] == 2
@@ -50,7 +48,7 @@ def test_it_is_valid_whatever_the_labels_hold() -> None:
 
 def test_what_is_not_known_is_left_out() -> None:
     """Before the first run nothing is claimed: no watermark of 1970, no file count of nought."""
-    names = {name for name, _ in parsed(render_prometheus((RunStats(), {})))}
+    names = {name for name, _ in parsed(render_prometheus(RunStats(), {}))}
     assert not names & {
         "scanlake_watermark_timestamp_seconds",
         "scanlake_files",
@@ -59,36 +57,14 @@ def test_what_is_not_known_is_left_out() -> None:
     assert "scanlake_consecutive_failures" in names
 
 
-def test_names_and_units_are_as_prometheus_has_them() -> None:
-    """Counters end in _total, times are seconds, sizes bytes, and every metric is explained."""
-    for metric in METRICS:
-        assert metric.name.startswith("scanlake_")
-        assert (metric.kind == "counter") == metric.name.endswith("_total")
-        assert not {"ms", "kb", "mb", "minutes", "hours", "days"} & set(metric.name.split("_"))
-        assert metric.help.endswith(".")
-
-
 def test_a_reader_never_sees_half_of_it(tmp_path: Path) -> None:
-    """Whoever reads while it is written sees a whole file; nothing else in the folder looks like one."""
+    """A whole file takes the place of the former one, and nothing else is in the folder; everybody may read it."""
     path = tmp_path / "out" / "scanlake.prom"
     write_metrics(path, FULL, {})
-    whole = path.read_text(encoding="utf-8")
-    done = threading.Event()
-
-    def write() -> None:
-        while not done.is_set():
-            write_metrics(path, FULL, {})
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        seen = {path.read_text(encoding="utf-8") for _ in range(3000)}
-        shown = {each.name for _ in range(300) for each in path.parent.iterdir() if each.suffix == ".prom"}
-    finally:
-        done.set()
-        writer.join()
-    assert seen == {whole}
-    assert shown == {"scanlake.prom"}
+    with path.open(encoding="utf-8") as former:
+        write_metrics(path, RunStats(), {})
+        assert former.read() == render_prometheus(FULL, {})
+    assert path.read_text(encoding="utf-8") == render_prometheus(RunStats(), {})
     assert [each.name for each in path.parent.iterdir()] == ["scanlake.prom"]
     assert path.stat().st_mode & 0o777 == 0o644
 
@@ -134,53 +110,9 @@ async def test_a_place_that_takes_no_file_ends_no_sync(tmp_path: Path) -> None:
     assert "metrics.write_failed" in err
 
 
-def test_the_lakes_of_a_watch_are_one_valid_text() -> None:
-    """Several sources share one HELP and TYPE per metric, as the format demands."""
-    text = render_prometheus((FULL, {"source": "north"}), (RunStats(runs={"0": 1}), {"source": "south"}))
-    types = [line for line in text.splitlines() if line.startswith("# TYPE")]
-    assert len(types) == len(set(types))
-    found = parsed(text)
-    assert found["scanlake_runs_total", frozenset({("source", "south"), ("exit_code", "0")})] == 1
-    assert found["scanlake_files", frozenset({("source", "north")})] == 7
-
-
-async def test_a_watch_serves_its_metrics(tmp_path: Path) -> None:
-    """`watch --metrics-port` answers GET /metrics with the figures of its last run, and nothing else."""
-    async with Emulator(12) as emulator:
-        with socket.socket() as free:  # only now: the emulator takes a free port, too
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        arguments = ("watch", "--every", "1h", "--jitter", "0s", "--metrics-port", str(port))
-        process = await started(emulator, tmp_path / "lake", *arguments)
-        try:
-            while "scanlake_files{" not in (answer := await asked(port, "GET /metrics")):
-                assert process.returncode is None, await process.communicate()
-                await asyncio.sleep(0.2)
-            found = parsed(answer.partition("\r\n\r\n")[2])
-            other = await asked(port, "GET /")
-            posted = await asked(port, "POST /metrics")
-        finally:
-            process.send_signal(signal.SIGTERM)
-            await ended(process)
-    assert found["scanlake_files", frozenset({("lake", str(tmp_path / "lake"))})] == 12
-    assert answer.startswith("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4")
-    assert other.startswith("HTTP/1.1 404 ")
-    assert posted.startswith("HTTP/1.1 405 ")
-
-
-async def asked(port: int, request: str) -> str:
-    """The whole response to a request; nothing while no one listens."""
-    try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return ""
-    writer.write(f"{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-    answer = await reader.read()
-    writer.close()
-    return answer.decode()
-
-
-RULES = Path(__file__).resolve().parents[2] / "configs/prometheus/scanlake-alerts.yaml"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+RULES = CONFIGS / "prometheus" / "scanlake-alerts.yaml"
+DASHBOARD = CONFIGS / "grafana" / "scanlake-dashboard.json"
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
@@ -196,9 +128,22 @@ def test_each_alert_fires_for_its_cause_alone(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_alert_rules_name_metrics_that_exist() -> None:
-    """Every metric in the shipped alert rules is one of scanlake's."""
-    rules = RULES.read_text(encoding="utf-8")
-    named = set(re.findall(r"scanlake_\w+", rules))
-    assert named
-    assert named <= {metric.name for metric in METRICS} | {"scanlake_build_info"}
+def test_rules_and_dashboard_name_metrics_that_exist() -> None:
+    """Each metric in the alert rules and Grafana's panels is exported; a panel shows the increase of a total."""
+    known = {metric.name for metric in METRICS} | {"scanlake_build_info"}
+    rules = set(re.findall(r"scanlake_\w+", RULES.read_text(encoding="utf-8")))
+    assert rules
+    assert rules <= known
+    dashboard: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(queries) > 10
+    for query in queries:
+        named = re.findall(r"scanlake_\w+", query)
+        assert named, query
+        assert set(named) <= known, query
+        assert set(re.findall(r"by \((\w+)\)", query)) <= {"source", "lake", *(metric.label for metric in METRICS)}
+        assert '{source=~"$source", lake=~"$lake"}' in query
+        assert all(f"increase({name}{{" in query for name in named if name.endswith("_total")), query
+    variables = dashboard["templating"]["list"]
+    assert {name for each in variables for name in re.findall(r"scanlake_\w+", json.dumps(each))} <= known
+    assert set(re.findall(r"\$\{?(\w+)", json.dumps(dashboard))) - {"__all"} == {each["name"] for each in variables}

@@ -15,39 +15,18 @@ from pipeline.errors import (
     SettingsError,
     to_scanlake_error,
 )
-from pipeline.monitoring.child_process import describe_exit
-from pipeline.monitoring.run_result import RunOutcome, RunResult
+from pipeline.monitoring.run_result import RunResult
 from tests.rows import every
 
 
-@every(
-    ("code", "outcome"),
-    [
-        (0, RunOutcome.DONE),
-        (4, RunOutcome.DONE),
-        (1, RunOutcome.FAILED),
-        (6, RunOutcome.FAILED),
-        (7, RunOutcome.FAILED),
-        (70, RunOutcome.FAILED),
-        (137, RunOutcome.FAILED),
-        (255, RunOutcome.FAILED),
-        (2, RunOutcome.NEEDS_ATTENTION),
-        (3, RunOutcome.NEEDS_ATTENTION),
-        (9, RunOutcome.NEEDS_ATTENTION),
-        (5, RunOutcome.LOCKED),
-        (130, RunOutcome.STOPPED),
-    ],
-)
-def test_every_exit_code_has_an_outcome(code: int, outcome: RunOutcome) -> None:
-    """Exit codes distinguish temporary failures, failures that need the operator, and no failure."""
-    assert RunResult("sync", Path("lake"), code=code).outcome is outcome
-
-
-def test_a_paused_lake_is_no_failure() -> None:
-    """The type of the error, not its text, says that syncing is paused."""
+def test_every_exit_code_is_done_or_failed_or_neither() -> None:
+    """A run with rejects is done; a held lake, a stop and a paused lake are no failures; all else is one."""
+    done, neither, failed = {0, 4}, {5, 130}, {1, 2, 3, 6, 7, 8, 9, 70, 137, 255}
+    runs = {code: RunResult("sync", Path("lake"), code=code) for code in done | neither | failed}
+    assert {code for code, run in runs.items() if run.is_done} == done
+    assert {code for code, run in runs.items() if run.has_failed} == failed
     paused = RunResult("sync", Path("lake"), code=2, error_type=LakePausedError.__name__)
-    assert paused.outcome is RunOutcome.PAUSED
-    assert RunResult("sync", Path("lake"), code=2, reason="syncing is paused").outcome is RunOutcome.NEEDS_ATTENTION
+    assert (paused.is_done, paused.has_failed) == (False, False), "the type of the error, not its text"
 
 
 def _after_storage_error() -> RuntimeError:
@@ -83,11 +62,3 @@ def test_every_exception_has_one_exit_code(error: BaseException, code: ExitCode)
     assert failure.exit_code == code
     assert failure.hint
     assert "data" not in failure.message
-
-
-def test_a_signal_is_named() -> None:
-    """A process killed by a signal has the exit code of a shell, and the message names the signal."""
-    assert describe_exit("sync", 3) == (ExitCode.AUTH, "")
-    code, reason = describe_exit("sync", -9)
-    assert (code, "SIGKILL" in reason, "memory" in reason) == (137, True, True)
-    assert describe_exit("sync", -64)[0] == 192

@@ -19,7 +19,7 @@ from tests.findings import lines_of, printed_lines
 from tests.lake.corruption import flip
 from tests.lake.lake_builder import commit
 from tests.lake.operations import called, told
-from tests.monitoring.watch_harness import Collector
+from tests.monitoring.monitoring_harness import Collector
 from tests.processes import Answer, forked, ran
 from tests.publish.target_reading import differing, latest
 from tests.sync.sync_harness import SEED

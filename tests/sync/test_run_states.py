@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.emulator import Emulator
 from tests.constants import set_run_constants
-from tests.monitoring.watch_harness import Collector
+from tests.monitoring.monitoring_harness import Collector
 from tests.processes import ran, started
 from tests.sync.sync_harness import SEED, opened
 
