@@ -6,17 +6,15 @@ import multiprocessing
 import resource
 import signal
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from pipeline.lake.ledger import Ledger
 from pipeline.monitoring.run_history import FILE_NAME, RunStatsFile
 from pipeline.monitoring.run_result import RunResult
 from tests.lake.corruption import exhausted_descriptors
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 STARTED_AT = datetime(2026, 1, 1, tzinfo=UTC)
+FAILED = RunResult("sync", Path("lake"), code=7, reason="why")
 WENT_WELL = {"requests": {"list": 2, "detail": 5}, "retries": 1, "files_stored": 5, "lake": {"files": 9}}
 
 
@@ -26,9 +24,8 @@ def count(lake: Path, *codes: int) -> None:
     for code in codes:
         told = {} if code else WENT_WELL
         with memory.update() as record:
-            record.add_run(
-                RunResult("sync", lake, code=code, reason="why", result=told, started_at=STARTED_AT, seconds=2.0)
-            )
+            run = RunResult("sync", lake, code=code, reason="why", result=told, started_at=STARTED_AT, seconds=2.0)
+            record.add_run(run)
 
 
 def test_counts_go_on_from_process_to_process(tmp_path: Path) -> None:
@@ -37,12 +34,8 @@ def test_counts_go_on_from_process_to_process(tmp_path: Path) -> None:
     count(tmp_path, 1, 5)
     record = RunStatsFile(tmp_path).last
     assert record.runs == {"0": 1, "1": 2, "5": 1}
-    assert (record.failures, record.reason, record.last_code, record.last_success) == (
-        2,
-        "why",
-        5,
-        STARTED_AT + timedelta(seconds=2),
-    )
+    last_success = STARTED_AT + timedelta(seconds=2)
+    assert (record.failures, record.reason, record.last_code, record.last_success) == (2, "why", 5, last_success)
     assert (record.requests, record.lake) == ({"list": 2, "detail": 5}, {"files": 9})
     count(tmp_path, 0)
     record = RunStatsFile(tmp_path).last
@@ -86,21 +79,20 @@ def test_a_full_disk_can_be_remembered(tmp_path: Path) -> None:
     assert (tmp_path / FILE_NAME).stat().st_size == size
 
 
-def test_without_a_folder_the_process_remembers_by_itself(tmp_path: Path) -> None:
-    """A lake that cannot be made leaves nothing behind, and failures are counted all the same."""
+def test_where_no_file_can_be_the_process_remembers_by_itself(tmp_path: Path) -> None:
+    """A lake that cannot be made leaves nothing behind, and failures are counted all the same.
+
+    So are they in a lake of which no file can be opened.
+    """
     memory = RunStatsFile(tmp_path / "none")
-    for _ in range(2):
+    for failures in (1, 2):
         with memory.update() as record:
-            record.add_run(RunResult("sync", tmp_path, code=7, reason="why"))
-    assert memory.last.failures == 2
+            record.add_run(FAILED)
+        assert memory.last.failures == failures
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_cannot_be_judged_costs_the_file_alone(tmp_path: Path) -> None:
-    """If no file of the lake can be opened, the end of a run goes on, and the process counts by itself."""
     Ledger(tmp_path / "ledger.sqlite").close()
     memory = RunStatsFile(tmp_path)
     with exhausted_descriptors(), memory.update() as record:
-        record.add_run(RunResult("sync", tmp_path, code=7, reason="why"))
+        record.add_run(FAILED)
     assert memory.last.failures == 1
     assert not (tmp_path / FILE_NAME).exists()
