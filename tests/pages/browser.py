@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import shutil
 import subprocess
 import time
@@ -77,7 +76,7 @@ class Tab:
         elif event == "Page.loadEventFired":
             self.loads += 1
 
-    async def show(self, url: str, *, width: int = 1200, dark: bool = False, media: str = "screen") -> None:
+    async def show(self, url: str, *, width: int = 1200, dark: bool = False) -> None:
         """Open a page in a window of this width and wait until it has loaded."""
         self.requests.clear()
         self.complaints.clear()
@@ -85,15 +84,11 @@ class Tab:
             "Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        await self.send("Emulation.setEmulatedMedia", media=media, features=[scheme])
+        await self.send("Emulation.setEmulatedMedia", media="screen", features=[scheme])
         loads = self.loads
         await self.send("Page.navigate", url=url)
-        await self.until_loaded(loads + 1)
-
-    async def until_loaded(self, loads: int) -> None:
-        """Wait until pages have been loaded so often."""
         async with asyncio.timeout(_WAIT):
-            while self.loads < loads:
+            while self.loads == loads:
                 await asyncio.sleep(0.02)
 
     async def ask(self, script: str) -> Any:
@@ -101,11 +96,6 @@ class Tab:
         answer = await self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
-
-    async def picture(self, path: Path) -> None:
-        """The whole page as a PNG."""
-        shot = await self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        await asyncio.to_thread(path.write_bytes, base64.b64decode(shot["data"]))
 
 
 @contextmanager

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pipeline.pages.dashboard import Dashboard, LedgerState
 
 NOW: Final = datetime(2026, 11, 21, 7, tzinfo=UTC)
-POPULATED_FILES: Final = 202
+POPULATED_FILES: Final = 122
 HOSTILE: Final = (
     "</title><script>document.title='broken'</script>\"'<img src=https://evil.example/x>\u202eRTL\x00\x1b[31m"
 )
@@ -60,7 +60,7 @@ async def build_populated_lake(folder: Path) -> list[dict[str, Any]]:
     quirks = Quirks(times="micros-z", extra_keys="many")
     async with Emulator(POPULATED_FILES - 2, seed=5, quirks=quirks) as emulator:
         await synced(emulator, folder)
-        emulator.world.update(emulator.world.pick_random(20))
+        emulator.world.update(emulator.world.pick_random(12))
         emulator.world.create(9)
         await synced(emulator, folder)
         emulator.set_faults(revoked=True)

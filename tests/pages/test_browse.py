@@ -34,6 +34,7 @@ def test_only_the_printed_address_opens_the_rows(visitor: Visitor) -> None:
         for cookie in ("", f"{name}=", f"{name}=wrong", visitor.cookie[:-1], f"x{visitor.cookie}"):
             status, _, text = visitor.call(path, Cookie=cookie)
             assert (status, "key" in text, "<" in text) == (403, True, False), (path, cookie)
+        assert visitor.call(path, "HEAD")[0] == 403, path
     assert visitor.call("/browse?key=wrong")[0] == 403
     status, headers, text = visitor.call(f"/?{parts.query}")
     assert (status, headers["Location"], text) == (303, "/", "")
@@ -74,7 +75,7 @@ def test_tables_are_listed_with_their_rows(visitor: Visitor, populated_lake: Pop
 
 
 def test_every_link_of_every_page_leads_somewhere(visitor: Visitor, populated_lake: PopulatedLake) -> None:
-    """From the overview, all tables, the first page of each, a file and the documented queries are reached."""
+    """From the overview, all tables, a file and the documented queries are reached; a few of them are opened."""
     assert "/browse" in ParsedPage(visitor.get("/")[2]).values("href")
     ((tables,),) = asked(populated_lake.folder, "SELECT count(DISTINCT table_name) FROM meta.data_dictionary")
     file_id = populated_lake.truth[0]["id"]
@@ -84,19 +85,19 @@ def test_every_link_of_every_page_leads_somewhere(visitor: Visitor, populated_la
     queries = [href for href in own if "sql=" in href]
     assert len(own) - len(queries) > tables > 0
     assert len(queries) >= len(DOCUMENTED_QUERIES) >= 11
-    for href in {*sample(own, 12), *queries}:
+    for href in {*sample(own, 7), *sample(queries, 3)}:
         status, _, text = visitor.get(href)
         assert status == 200, (href, text[-600:])
         assert href not in queries or 'id="result"' in text, href
 
 
-@every(("sort", "desc"), [("", ""), ("closed", ""), ("updated_at", "1"), ("scan_code", "")])
+@every(("sort", "desc"), [("", ""), ("closed", "1")])
 def test_the_pages_of_a_table_have_each_row_once(
     visitor: Visitor, populated_lake: PopulatedLake, sort: str, desc: str
 ) -> None:
     """Page after page shows all rows in order, none twice, also where the sorted values are equal."""
     ids: list[int] = []
-    with patch("pipeline.pages.table_view.ROWS_PER_PAGE", 80):
+    with patch("pipeline.pages.table_view.ROWS_PER_PAGE", 50):
         for page in (1, 2, 3, 4):
             parameters = urlencode({"sort": sort, "desc": desc, "page": page})
             status, _, text = visitor.get(f"/browse/table/files?{parameters}")
@@ -113,7 +114,6 @@ def test_the_pages_of_a_table_have_each_row_once(
         ("files", [("scan_code", "contains", "sc0")], "scan_code ILIKE '%sc0%'"),
         ("files", [("scan_code", "contains", "'%_")], "false"),
         ("files", [("file_id", "from", "0"), ("updated_at", "to", "2024-06-01")], "updated_at <= '2024-06-01'"),
-        ("uploads", [("damage_type_desc", "is", "")], "damage_type_desc IS NULL"),
         ("uploads", [("has_damage", "is", ""), ("id", "from", "1")], "has_damage IS NULL"),
         ("uploads", [("", "is", "ignored"), ("has_damage", "is", "true")], "has_damage"),
         ("meta.runs", [("state", "is", "failed")], "state = 'failed'"),
@@ -148,21 +148,18 @@ def test_the_values_of_a_column_are_counted(visitor: Visitor, populated_lake: Po
     )
     assert sorted((html.unescape(value), int(count)) for _, value, count in found) == sorted(counted)
     assert len(found) > 1
-    for href, _, count in found:
+    for href, _, count in found[:2]:
         assert f" of {count}" in visitor.get(html.unescape(href))[2]
 
 
 @every(
     ("path", "status", "says"),
     [
-        ("/browse/table/files?facet=nope", 400, "No column nope."),
         ("/browse/table/nope", 404, "No table nope."),
-        ("/browse/table/_parts", 404, "No table _parts."),
         ("/browse/table/physical.parts", 404, "No table physical.parts."),
         ("/browse/table/files?sort=nope", 400, "No column nope."),
         ("/browse/table/files?column=nope&op=is&value=1", 400, "No column nope."),
         ("/browse/table/files?column=file_id&op=like&value=1", 400, "No comparison like."),
-        ("/browse/table/files?column=file_id&op=not&value=1", 400, "No comparison not."),
         ("/browse/table/files?column=file_id&op=is", 400, "A filter has a column"),
         ("/browse/table/files?column=file_id&op=is&value=x", 400, "Could not convert"),
         ("/browse/table/files?page=0", 400, "Page 0: no such page."),
@@ -175,7 +172,6 @@ def test_the_values_of_a_column_are_counted(visitor: Visitor, populated_lake: Po
         ("/browse/x", 404, "No such page."),
         ("/browse/%00%ff/..", 404, "No such page."),
         ("/browse/sql?sql=" + "x" * 4_001, 400, "more than 4,000 characters"),
-        ("/browse/csv?sql=FROM+files", 404, "No such page."),
     ],
 )
 def test_a_wrong_address_is_one_line(visitor: Visitor, path: str, status: int, says: str) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pytest
 
-from tests.images.image_harness import scene
 from tests.lake_copies import copy_lake
 from tests.made_once import make_once
 from tests.pages.browse_client import Visitor, open_browse
@@ -174,25 +173,3 @@ def test_only_what_the_table_names_is_read(lake: Path) -> None:
             status, _, body = visitor.get_bytes(f"/browse/image/{changed['sha256']}")
             assert (status, b"not the one that was downloaded" in body) == (503, True)
             assert visitor.get("/browse/file?id=7")[0] == 200
-
-
-async def test_the_pages_serve_the_bytes_of_the_service(tmp_path: Path) -> None:
-    """Each copy on the page of each file is byte for byte the image of the service, and has its type."""
-    async with scene(tmp_path, files=4, removed_ratio=0.2) as service:
-        assert (await service.fetch("--thumbnails")).code == 4
-        truth = service.truth("image", "thumbnail")
-        found = {key: row for key, row in truth.items() if row["outcome"] == "served"}
-        assert {row["outcome"] for row in truth.values()} == {"served", "removed"}
-        served = {}
-        with open_browse(service.lake) as visitor:
-            for file_id in service.emulator.world.keys():  # noqa: SIM118 - no mapping
-                page = ParsedPage(visitor.get(f"/browse/file?id={file_id}")[2])
-                for path in {*page.values("src"), *page.values("href")}:
-                    if path.startswith("/browse/image/"):
-                        status, headers, body = visitor.get_bytes(path)
-                        assert status == 200
-                        served[path.rpartition("/")[2]] = (headers["Content-Type"], body)
-        assert set(served) == {row["sha256"] for row in found.values()}
-        for (_, upload_id, kind), row in found.items():
-            body = service.host.read_picture(upload_id, kind)  # type: ignore[arg-type]
-            assert served[row["sha256"]] == (row["mime"], body)

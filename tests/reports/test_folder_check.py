@@ -19,16 +19,37 @@ from pipeline.reports.page_text import PageFindings, read_pages
 from pipeline.reports.signing import sign
 from tests.findings import folder_problems, lines_of
 from tests.reports.report_harness import drop_line, make_key, replace_file, truncate
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from pipeline.reports.models import Manifest
     from tests.processes import Answer
+    from tests.reports.conftest import FinishedFolder
     from tests.reports.report_harness import Scene
 
 
-@pytest.mark.parametrize(
+def _tell_otherwise(names: str, **change: Any) -> Callable[[Path], None]:
+    """Return what changes the first file in some of the folder's texts, with the sums made again."""
+
+    def change_first_file(out: Path) -> None:
+        manifest = _read_manifest(out)
+        first, *rest = manifest.files
+        changed = manifest.model_copy(update={"files": (first.model_copy(update=change), *rest)})
+        contents = {
+            "json": ("manifest.json", changed.model_dump_json().encode()),
+            "csv": ("manifest.csv", format_csv(changed.files)),
+            "html": ("index.html", render_page(changed).encode()),
+        }
+        for name in names.split():
+            replace_file(out, *contents[name])
+
+    return change_first_file
+
+
+@every(
     ("damage", "problem"),
     [
         (lambda out: truncate(out / "report-0001.pdf"), "report-0001.pdf: the content was changed"),
@@ -38,14 +59,24 @@ if TYPE_CHECKING:
         (lambda out: replace_file(out, "report-0001.pdf", b"%PDF-1.4 hello"), "report-0001.pdf: not a complete PDF"),
         (lambda out: replace_file(out, "manifest.csv", b"file_id,pdf\n"), "manifest.csv: does not match"),
         (lambda out: drop_line(out, "report-0002.pdf"), "SHA256SUMS and manifest.json disagree"),
+        (_tell_otherwise("csv", reference="X-4711"), "manifest.csv: does not match manifest.json"),
+        (_tell_otherwise("csv", state="failed"), "manifest.csv: does not match manifest.json"),
+        (_tell_otherwise("html", reference="X-4711"), "index.html: does not match manifest.json"),
+        (_tell_otherwise("html", confirmed_after_at="2020-01-01T00:00:00Z"), "index.html: does not match manifest"),
+        (
+            _tell_otherwise("json csv html", reference="X-4711", file_id=4711),
+            "its pages and manifest.json disagree about file 4711",
+        ),
+        (_tell_otherwise("json csv html", bytes=7), "is in no PDF and has no reason"),
+        (_tell_otherwise("json csv html", on_pages=None), "manifest.json has 9 of its files on its pages"),
+        (_tell_otherwise("json csv html", changed_since_selection=True), "its counts are not those of its entries"),
     ],
 )
-def test_a_change_is_found(copied_folder: Path, damage: Callable[[Path], None], problem: str) -> None:
-    """An unchanged folder verifies without lake and service; every change is named."""
-    out = copied_folder
-    check = check_report_folder(out)
-    assert (folder_problems(out), lines_of(check.findings, Severity.WARNING)) == ([], [])
-    assert "25 files, 3 PDFs, 0 files named as failed" in check.findings[-1].problem
+def test_a_change_is_found(
+    finished_folder: FinishedFolder, tmp_path: Path, damage: Callable[[Path], None], problem: str
+) -> None:
+    """Every change is named, and so is what contradicts itself although its sums were made again."""
+    out = shutil.copytree(finished_folder.path, tmp_path / str(len(list(tmp_path.iterdir()))))
     (out / "notes.txt").write_text("mine")
     damage(out)
     check = check_report_folder(out)
@@ -54,44 +85,10 @@ def test_a_change_is_found(copied_folder: Path, damage: Callable[[Path], None], 
     assert "notes.txt: unknown file" in lines_of(check.findings, Severity.WARNING)
 
 
-@pytest.mark.parametrize(
-    ("names", "change", "problem"),
-    [
-        ("csv", {"reference": "X-4711"}, "manifest.csv: does not match manifest.json"),
-        ("csv", {"state": "failed"}, "manifest.csv: does not match manifest.json"),
-        ("html", {"reference": "X-4711"}, "index.html: does not match manifest.json"),
-        ("html", {"confirmed_after_at": "2020-01-01T00:00:00Z"}, "index.html: does not match manifest.json"),
-        (
-            "json csv html",
-            {"reference": "X-4711", "file_id": 4711},
-            "its pages and manifest.json disagree about file 4711",
-        ),
-        ("json csv html", {"bytes": 7}, "is in no PDF and has no reason"),
-        (
-            "json csv html",
-            {"on_pages": None},
-            "report-0001.pdf: manifest.json has 9 of its files on its pages",
-        ),
-        ("json csv html", {"changed_since_selection": True}, "manifest.json: its counts are not those of its entries"),
-    ],
-)
-def test_what_says_the_same_says_the_same(
-    copied_folder: Path, names: str, change: dict[str, Any], problem: str
-) -> None:
-    """Manifests, page, checksums and PDFs that contradict each other are found, even if the sums were made again."""
-    changed = read_folder_manifest(copied_folder)
-    assert changed is not None
-    first, *rest = changed.files
-    changed = changed.model_copy(update={"files": (first.model_copy(update=change), *rest)})
-    contents = {
-        "json": changed.model_dump_json(),
-        "csv": format_csv(changed.files).decode(),
-        "html": render_page(changed),
-    }
-    for name in names.split():
-        file = "index.html" if name == "html" else f"manifest.{name}"
-        replace_file(copied_folder, file, contents[name].encode())
-    assert any(problem in line for line in folder_problems(copied_folder)), folder_problems(copied_folder)
+def _read_manifest(out: Path) -> Manifest:
+    manifest = read_folder_manifest(out)
+    assert manifest is not None
+    return manifest
 
 
 def test_nothing_outside_of_the_folder_is_read(copied_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,8 +101,7 @@ def test_nothing_outside_of_the_folder_is_read(copied_folder: Path, monkeypatch:
 
     monkeypatch.setattr(folder_check, "read_pages", record)
     shutil.copy(copied_folder / "report-0001.pdf", copied_folder.with_name("other.pdf"))
-    manifest = read_folder_manifest(copied_folder)
-    assert manifest is not None
+    manifest = _read_manifest(copied_folder)
     first, *rest = manifest.pdfs
     moved = manifest.model_copy(update={"pdfs": (first.model_copy(update={"pdf": "../other.pdf"}), *rest)})
     replace_file(copied_folder, "manifest.json", moved.model_dump_json().encode())
@@ -121,20 +117,20 @@ def test_nothing_outside_of_the_folder_is_read(copied_folder: Path, monkeypatch:
 
 def test_a_page_of_another_version_is_not_compared(copied_folder: Path) -> None:
     """The page of another scanlake may look otherwise: that is said, and is no damage."""
-    manifest = read_folder_manifest(copied_folder)
-    assert manifest is not None
-    older = manifest.model_copy(update={"scanlake": "0.0.9"})
+    older = _read_manifest(copied_folder).model_copy(update={"scanlake": "0.0.9"})
     replace_file(copied_folder, "manifest.json", older.model_dump_json().encode())
     replace_file(copied_folder, "index.html", b"<table></table>")
     found = check_report_folder(copied_folder).findings
     assert lines_of(found) == []
-    assert lines_of(found, Severity.WARNING) == [
-        "index.html: made by scanlake 0.0.9, so not compared with manifest.json"
-    ]
+    warning = "index.html: made by scanlake 0.0.9, so not compared with manifest.json"
+    assert lines_of(found, Severity.WARNING) == [warning]
 
 
 def test_the_command_verifies(copied_folder: Path, tmp_path: Path, main: Callable[..., Answer]) -> None:
     """`check --report` exits 0 for an unchanged folder, 9 for a damaged one, 2 for one without a job."""
+    check = check_report_folder(copied_folder)
+    assert (lines_of(check.findings), lines_of(check.findings, Severity.WARNING)) == ([], [])
+    assert "25 files, 3 PDFs, 0 files named as failed" in check.findings[-1].problem
     answer = main("check", "--report", str(copied_folder))
     assert (answer.code, "job " in answer.out) == (ExitCode.OK, True)
     truncate(copied_folder / "report-0001.pdf")
@@ -145,56 +141,45 @@ def test_the_command_verifies(copied_folder: Path, tmp_path: Path, main: Callabl
     assert main("check", "--report", str(tmp_path)).code == ExitCode.USAGE
 
 
-async def test_a_folder_says_how_it_is_checked(scene: Scene, tmp_path: Path) -> None:
-    """The commands of VERIFY.txt check content and signature with system tools alone, and find every change."""
-    make_key(tmp_path / "key")
-    (tmp_path / "allowed_signers").write_text(f"signer {(tmp_path / 'key.pub').read_text()}")
+async def test_signatures(scene: Scene, tmp_path: Path) -> None:
+    """An Ed25519 key signs the checksums; other content, another key and a missing signature are found.
+
+    The commands of VERIFY.txt check content and signature with system tools alone, and find every change.
+    """
+    for name in ("key", "other"):
+        make_key(tmp_path / name)
+        (tmp_path / f"{name}s").write_text(f"signer {(tmp_path / f'{name}.pub').read_text()}")
     await scene.run(sign=partial(sign, tmp_path / "key"))
-    text = (scene.out / "VERIFY.txt").read_text()
+    out = scene.out
+    shutil.copy(tmp_path / "keys", tmp_path / "allowed_signers")
+    text = (out / "VERIFY.txt").read_text()
     commands = [line.strip() for line in text.splitlines() if line.startswith("    ")]
     assert [command.split()[0] for command in commands] == ["sha256sum", "ssh-keygen", "ssh-keygen"]
 
-    def run_commands() -> list[int]:
-        shell = ("bash", "-c")
-        return [
-            subprocess.run([*shell, command], cwd=scene.out, capture_output=True, check=False).returncode
-            for command in commands
-        ]
+    def run_commands() -> list[bool]:
+        runs = [subprocess.run(["bash", "-c", each], cwd=out, capture_output=True, check=False) for each in commands]
+        return [run.returncode == 0 for run in runs]
 
-    assert run_commands() == [0, 0, 0]
-    page = (scene.out / "index.html").read_text()
+    assert run_commands() == [True, True, True]
+    page = (out / "index.html").read_text()
     assert "VERIFY.txt says how to check this folder" in page
     assert "Deletions in the service are known up to: never verified." in page
-    assert folder_problems(scene.out) == []
-    replace_file(scene.out, "report-0001.pdf", b"%PDF-1.4 other %%EOF")
-    assert [bool(code) for code in run_commands()] == [False, True, True], "sums made again are not signed"
-    truncate(scene.out / "VERIFY.txt")
-    assert [bool(code) for code in run_commands()] == [True, True, True]
-    assert "VERIFY.txt: the content was changed" in folder_problems(scene.out)
-
-
-async def test_signatures(scene: Scene, tmp_path: Path) -> None:
-    """An Ed25519 key signs the checksums; other content, another key and a missing signature are found."""
-    for name in ("key", "other"):
-        make_key(tmp_path / name)
-        (tmp_path / f"{name}s").write_text(f"auditor@x {(tmp_path / f'{name}.pub').read_text()}")
-    await scene.run(sign=partial(sign, tmp_path / "key"))
-    out = scene.out
     assert folder_problems(out) == []
     assert _name_signer(out).startswith("SHA256:")
-    assert _name_signer(out, tmp_path / "keys") == "auditor@x"
+    assert _name_signer(out, tmp_path / "keys") == "signer"
     assert "by an allowed signer" in folder_problems(out, tmp_path / "others")[0]
-    drop_line(out, "nothing")
-    with (out / "SHA256SUMS").open("a") as file:
-        file.write("\n")
+    replace_file(out, "report-0001.pdf", b"%PDF-1.4 other %%EOF")
+    assert run_commands() == [True, False, False], "sums made again are not signed"
     assert any("not a signature of this content" in line for line in folder_problems(out))
+    truncate(out / "VERIFY.txt")
+    assert run_commands() == [False, False, False]
+    assert "VERIFY.txt: the content was changed" in folder_problems(out)
     (out / "SHA256SUMS.sig").unlink()
-    assert any("missing" in line for line in folder_problems(out, tmp_path / "keys"))
-    with pytest.raises(SettingsError, match="no such key"):
-        sign(tmp_path / "nokey", b"")
+    assert any("SHA256SUMS.sig: missing" in line for line in folder_problems(out)), "its manifest says signed"
     (tmp_path / "bad").write_text("no key")
-    with pytest.raises(SettingsError, match="cannot sign"):
-        sign(tmp_path / "bad", b"")
+    for name, says in (("nokey", "no such key"), ("bad", "cannot sign")):
+        with pytest.raises(SettingsError, match=says):
+            sign(tmp_path / name, b"")
 
 
 def _name_signer(out: Path, allowed_signers: Path | None = None) -> str:

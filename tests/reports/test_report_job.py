@@ -21,7 +21,6 @@ from tests.reports.report_harness import (
     check_folder,
     check_orders,
     quick_client,
-    read_manifest,
     set_batch_size,
     sync_lists,
 )
@@ -114,18 +113,6 @@ async def test_a_stop_on_request_loses_no_response(scene: Scene) -> None:
     await scene.run()
     assert check_orders(emulator, scene.out) == 0
     assert emulator.counts["report"] == 3
-
-
-@pytest.mark.virtual_time
-async def test_a_batch_whose_response_is_lost_is_ordered_again_and_named(scene: Scene) -> None:
-    """The service makes the report and the response is lost: one further order, named in result and manifest."""
-    scene.emulator.script("drop-before-status", path="/api/v2/reports")
-    result = await scene.run()
-    assert scene.emulator.counts["report"] == len(scene.emulator.reports.by_secret) == 4
-    assert check_orders(scene.emulator, scene.out) == 1
-    assert [order.attempt for order in result.manifest.unknown_orders] == [1]
-    assert not result.manifest.failed
-    assert read_manifest(scene.out)["counts"]["unknown_orders"] == 1
 
 
 @pytest.mark.virtual_time

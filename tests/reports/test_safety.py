@@ -106,9 +106,9 @@ async def test_a_job_that_cannot_begin_leaves_nothing(scene: Scene, tmp_path: Pa
     for name in ("full", "existing"):
         (tmp_path / name).mkdir()
     (tmp_path / "full" / "letter.txt").write_text("dear")
-    for out in (tmp_path / "full", scene.lake / "out"):
+    for out, says in ((tmp_path / "full", "not empty and belongs to no job"), (scene.lake / "out", "is in the lake")):
         answer = await scene.command("report", "--where", "TRUE", "--out", str(out))
-        assert answer.code == ExitCode.USAGE, answer.err
+        assert (answer.code, says in answer.err) == (ExitCode.USAGE, True), answer.err
     for out in (tmp_path / "new", tmp_path / "existing"):
         with pytest.raises(SettingsError, match="empty"):
             await scene.run(Selection("where", sql="FALSE"), out=out)
@@ -118,52 +118,36 @@ async def test_a_job_that_cannot_begin_leaves_nothing(scene: Scene, tmp_path: Pa
     assert list((tmp_path / "existing").iterdir()) == []
 
 
-def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
-    """A file in place of the folder, or above it, is a usage error and is unchanged."""
-    (tmp_path / "letter.txt").write_text("dear")
-    for out in (tmp_path / "letter.txt", tmp_path / "letter.txt" / "below"):
-        with pytest.raises(SettingsError, match="is a file"), open_job_folder(out, new_run_id()):
-            pass
-    assert (tmp_path / "letter.txt").read_text() == "dear"
+def test_a_folder_is_ours_alone(tmp_path: Path) -> None:
+    """A file in place of the folder or above it is refused, and so is a second run in the same folder.
 
-
-def test_a_folder_is_locked_by_one_run(tmp_path: Path) -> None:
-    """A second run in the same folder fails immediately."""
-    with (
-        open_job_folder(tmp_path / "out", new_run_id()),
-        pytest.raises(LakeLockedError),
-        open_job_folder(tmp_path / "out", new_run_id()),
-    ):
-        pass
-
-
-def test_reads_and_writes_follow_no_link(tmp_path: Path) -> None:
-    """A write refuses the link, and a read does not follow it. A folder is no file."""
+    Reads and writes follow no link, and a folder is no file. Temporary files of killed runs are removed, no others.
+    """
     target = tmp_path / "elsewhere"
     target.write_bytes(b"precious")
-    with open_job_folder(tmp_path / "out", new_run_id()) as folder:
-        (tmp_path / "out" / "report-0001.pdf").mkdir()
+    for out in (target, target / "below"):
+        with pytest.raises(SettingsError, match="is a file"), open_job_folder(out, new_run_id()):
+            pass
+    out = tmp_path / "out"
+    with open_job_folder(out, new_run_id()) as folder:
+        with pytest.raises(LakeLockedError), open_job_folder(out, new_run_id()):
+            pass
+        for name in (temp_name("report-0001.pdf"), ".keep.tmp"):
+            (out / name).write_bytes(b"x")
+        folder.remove_temp_files()
+        assert sorted(path.name for path in out.iterdir()) == [".keep.tmp", ".scanlake-job"]
+        (out / "report-0001.pdf").mkdir()
         assert folder.digest("report-0001.pdf") is None
-        (tmp_path / "out" / "manifest.json").symlink_to(target)
+        (out / "manifest.json").symlink_to(target)
         assert folder.digest("manifest.json") is None
         with pytest.raises(StorageError, match="not a file of this job"):
             folder.write("manifest.json", b"{}")
-    assert target.read_bytes() == b"precious"
-    assert (tmp_path / "out" / "manifest.json").is_symlink()
+    assert (out / "manifest.json").is_symlink()
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / ".scanlake-job").symlink_to(target)
     with pytest.raises(StorageError), open_job_folder(tmp_path / "linked", new_run_id()):
         pass
     assert target.read_bytes() == b"precious"
-
-
-def test_temporary_files_of_killed_runs_are_removed(tmp_path: Path) -> None:
-    """The next run removes temporary files of scanlake, and no other file."""
-    with open_job_folder(tmp_path / "out", new_run_id()) as folder:
-        for name in (temp_name("report-0001.pdf"), ".keep.tmp"):
-            (tmp_path / "out" / name).write_bytes(b"x")
-        folder.remove_temp_files()
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".keep.tmp", ".scanlake-job"]
 
 
 @pytest.mark.parametrize("status", ["422", "404"])
