@@ -127,28 +127,31 @@ async def test_a_sync_by_cron_sends_alerts(tmp_path: Path) -> None:
 
 
 async def test_a_killed_sync_is_told_by_the_next(tmp_path: Path) -> None:
-    """A sync by cron that the system kills can tell nobody: the next one counts it and sends one alert."""
+    """A sync by cron that the system kills can tell nobody: the next one counts it once and sends one alert."""
     lake = tmp_path / "lake"
     with Collector().serving() as hook:
         async with Emulator(60, seed=5) as emulator:
-            emulator.set_faults(latency_ms=30.0)
             given = {"SCANLAKE_LAKE": str(lake), "SCANLAKE_NOTIFY_URL": hook.url, "SCANLAKE_MAX_CONCURRENCY": "4"}
+            assert (await scanlake(emulator, "sync", **given))[0] == 0
+            emulator.world.update(list(emulator.world.keys()))
+            emulator.set_faults(latency_ms=30.0)
+            before = emulator.counts["detail"]
             process = await launched(emulator, "sync", **given)
             async with asyncio.timeout(100):
-                while emulator.counts["detail"] <= 20:
+                while emulator.counts["detail"] <= before + 10:
                     await asyncio.sleep(0.02)
             process.kill()
             await ended(process)
-            assert hook.taken == []
+            assert len(hook.taken) == 1
             emulator.set_faults(latency_ms=0.0)
-            for _ in range(2):
-                code, _, err = await scanlake(emulator, "sync", **given)
-                assert code == 0, err
+            no_token = given | {"SCANLAKE_TOKEN": ""}
+            codes = [(await scanlake(emulator, "sync", **each))[0] for each in (no_token, given, given)]
+    assert codes == [2, 0, 0]
     told = [(body["event"], body["exit_code"]) for body in hook.bodies]
-    assert told == [("failed", 137), ("recovered", 0), ("succeeded", 0)]
-    assert "was killed, or the machine stopped" in hook.bodies[0]["reason"]
+    assert told == [("succeeded", 0), ("failed", 137), ("failed", 2), ("recovered", 0), ("succeeded", 0)]
+    assert "was killed, or the machine stopped" in hook.bodies[1]["reason"]
     stats = RunStatsFile(lake).last
-    assert (stats.runs, stats.failures) == ({"137": 1, "0": 2}, 0)
+    assert (stats.runs, stats.failures) == ({"137": 1, "2": 1, "0": 3}, 0)
 
 
 @every(

@@ -291,7 +291,10 @@ def test_the_most_frequent_and_the_others(tmp_path: Path) -> None:
 
 
 def test_headlines_name_what_there_is(tmp_path: Path) -> None:
-    """A kind without a name is no headline, nor is the rarest of questions that are always answered."""
+    """A kind without a name is no headline, nor is the rarest of questions that are always answered.
+
+    A workflow run that was deleted is not open.
+    """
     at = NOW.replace(tzinfo=None) - timedelta(days=40)
     uploads = [
         {"file_id": 1, "id": key, "position": key, "upload_type": "snap", "has_damage": True, "damage_type_desc": kind,
@@ -300,8 +303,19 @@ def test_headlines_name_what_there_is(tmp_path: Path) -> None:
     ]  # fmt: skip
     answers = [{"file_id": 1, "form_submit_id": "a", "form_id": 1, "position": 0, "label": "Seal?", "value": "yes"}]
     forms = [{"file_id": 1, "id": "a", "form_id": 1, "position": 0}]
-    build_lake(tmp_path / "lake", {1: 1}, {"uploads": uploads, "form_submits": forms, "form_answers": answers})
+    runs = [
+        {"file_id": 1, "id": key, "position": key, "workflow_id": 3, "created_at": at, "deleted_at": deleted_at}
+        for key, deleted_at in enumerate((None, at))
+    ]
+    rows: dict[str, list[Row]] = {
+        "uploads": uploads,
+        "form_submits": forms,
+        "form_answers": answers,
+        "workflow_runs": runs,
+    }
+    build_lake(tmp_path / "lake", {1: 1}, rows)
     text = _read_text(load_data(tmp_path / "lake"))
     assert "“Dent” is the most frequent kind: 25.0 % of 4 damaged uploads" in text
     assert "Every question is always answered" in text
+    assert "1 workflow run is open" in text
     assert "100 % of the uploads of these months show damage" in text
