@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -60,43 +59,43 @@ async def test_nobody_is_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [event["event"] for event in events] == ["alert.failed"]
 
 
-async def _end_run(
-    hook: Collector, lake: Path, code: int, result: dict[str, Any] | None = None, error_type: str = ""
-) -> list[str]:
-    """Record a run; return the alerts about it, each with its exit code."""
+_MARKS = {"succeeded": "+", "failed": "!", "recovered": "~"}
+
+
+async def _end_run(hook: Collector, lake: Path, code: int, *, is_consistent: bool | None = None) -> str:
+    """Record a run; return its exit code with the mark of the alert about it, which has the same code."""
     before, settings = len(hook.taken), Settings(lake=lake, notify_url=SecretStr(hook.url))
-    reason = "" if code in {0, 4} else "why"
-    run = RunResult("sync", lake, code=code, reason=reason, error_type=error_type, result=result or {})
+    result = {} if is_consistent is None else {"verify": {"consistent": is_consistent}}
+    run = RunResult("sync", lake, code=code, reason="" if code in {0, 4} else "why", result=result)
     await record_run(settings, RunStatsFile(lake), run)
-    return [f"{body['event']} {body['exit_code']} {body['reason']}".strip() for body in hook.bodies[before:]]
+    told = hook.bodies[before:]
+    assert all(body["exit_code"] == code for body in told)
+    return f"{code}{''.join(_MARKS[body['event']] for body in told)}"
 
 
 async def test_one_alert_per_failure_and_one_after_recovery(tmp_path: Path) -> None:
     """Each kind of failure is sent once, the recovery once, other successes each; locked and paused lakes are not."""
-    story: list[tuple[int, list[str]]] = [
-        (0, ["succeeded 0"]), (5, []), (1, ["failed 1 why"]), (1, []), (5, []), (3, ["failed 3 why"]), (1, []),
-        (0, ["recovered 0"]), (0, ["succeeded 0"]), (4, ["succeeded 4"]), (7, ["failed 7 why"]), (130, []),
-        (4, ["recovered 4"]), (0, ["succeeded 0"]),
-    ]  # fmt: skip
+    lake, codes = tmp_path / "lake", (0, 5, 1, 1, 5, 3, 1, 0, 0, 4, 7, 130, 4, 0)
     with Collector().serving() as hook:
-        told = [(code, await _end_run(hook, tmp_path / "lake", code)) for code, _ in story]
-        assert await _end_run(hook, tmp_path / "lake", 2, error_type="LakePausedError") == []
-    assert told == story
-    assert hook.bodies[0]["text"] == f"scanlake sync of {tmp_path / 'lake'} succeeded"
+        told = [await _end_run(hook, lake, code) for code in codes]
+        paused = RunResult("sync", lake, code=2, error_type="LakePausedError")
+        await record_run(Settings(lake=lake, notify_url=SecretStr(hook.url)), RunStatsFile(lake), paused)
+    assert " ".join(told) == "0+ 5 1! 1 5 3! 1 0~ 0+ 4+ 7! 130 4~ 0+"
+    assert len(hook.taken) == 9, "a paused lake is no failure"
+    assert hook.bodies[0]["text"] == f"scanlake sync of {lake} succeeded"
+    assert [body["reason"] for body in hook.bodies if body["event"] == "failed"] == ["why"] * 3
 
 
 async def test_a_lasting_difference_is_one_failure(tmp_path: Path) -> None:
     """Lake and service that differ twice are one alert with exit code 4; other failures are sent as usual."""
-    differ, agree = {"verify": {"consistent": False}}, {"verify": {"consistent": True}}
-    lasting = "failed 4 Lake and service differ in several verifications; see meta.verifications."
-    story: list[tuple[int, dict[str, Any], list[str]]] = [
-        (4, differ, ["succeeded 4"]), (1, {}, ["failed 1 why"]), (4, differ, [lasting]), (0, {}, []), (5, {}, []),
-        (130, {}, []), (4, {}, []), (1, {}, ["failed 1 why"]), (0, {}, []), (1, {}, ["failed 1 why"]),
-        (0, agree, ["recovered 0"]), (0, agree, ["succeeded 0"]),
-    ]  # fmt: skip
     with Collector().serving() as hook:
-        told = [(code, result, await _end_run(hook, tmp_path, code, result)) for code, result, _ in story]
-    assert told == story
+        told = [await _end_run(hook, tmp_path, 4, is_consistent=False), await _end_run(hook, tmp_path, 1)]
+        told.append(await _end_run(hook, tmp_path, 4, is_consistent=False))
+        told += [await _end_run(hook, tmp_path, code) for code in (0, 5, 130, 4, 1, 0, 1)]
+        told += [await _end_run(hook, tmp_path, 0, is_consistent=True) for _ in range(2)]
+    assert " ".join(told) == "4+ 1! 4! 0 5 130 4 1! 0 1! 0~ 0+"
+    lasting = "Lake and service differ in several verifications; see meta.verifications."
+    assert [body["reason"] for body in hook.bodies if body["event"] == "failed"] == ["why", lasting, "why", "why"]
 
 
 async def test_an_alert_nobody_took_is_sent_again(tmp_path: Path) -> None:

@@ -65,10 +65,8 @@ def judge(arguments: list[str]) -> Any:
 def test_every_call_is_understood() -> None:
     """Each call in them has a verb and options that the command line has; an option that is gone is noticed."""
     calls = {path.name: commands_of(path.read_text(encoding="utf-8")) for path in FILES}
-    assert {name: [call[0] for call in found] for name, found in calls.items()} == {
-        "scanlake": ["sync"], "scanlake.service": ["sync"], "scanlake.timer": [], "cronjob.yaml": ["sync"],
-        "lake.yaml": [],
-    }  # fmt: skip
+    verbs = {name: [call[0] for call in found] for name, found in calls.items() if found}
+    assert verbs == {"scanlake": ["sync"], "scanlake.service": ["sync"], "cronjob.yaml": ["sync"]}
     assert all(judge(call) for found in calls.values() for call in found)
     with pytest.raises(Exception, match="No such option"):
         judge(["sync", "--evry", "15m"])

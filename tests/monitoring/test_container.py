@@ -85,6 +85,8 @@ def test_it_runs_as_nobody_in_particular() -> None:
     """The image's user is a number that is not root's and that the pods use, its variables are settings or paths."""
     assert argument("USER") == f"{UID}:{UID}"
     assert argument("VOLUME") == "/lake"
+    assert json.loads(argument("ENTRYPOINT"))[0] in PROJECT["project"]["scripts"]
+    assert json.loads(argument("CMD")) == ["--help"]
     for path in (ROOT / "configs" / "kubernetes").glob("*.yaml"):
         text = path.read_text(encoding="utf-8")
         assert f"runAsUser: {UID}" in text or "runAsUser" not in text
@@ -94,32 +96,20 @@ def test_it_runs_as_nobody_in_particular() -> None:
     assert Path(variables["SCANLAKE_LAKE"]).parent == Path("/lake")
 
 
-def test_its_entry_point_is_the_command() -> None:
-    """The entry point is installed by the project, and what it does without arguments works."""
-    assert json.loads(argument("ENTRYPOINT"))[0] in PROJECT["project"]["scripts"]
-    arguments = json.loads(argument("CMD"))
-    assert "Usage:" in contained(*arguments, volume=None).stdout
-
-
-def contained(
-    *arguments: str,
-    volume: Path | None,
-    environment: Mapping[str, str] | None = None,
-    program: tuple[str, ...] = ("-m", "pipeline"),
-) -> subprocess.CompletedProcess[str]:
-    """Run scanlake as the image does, without HOME; without a volume in this process's own surroundings."""
-    command = [sys.executable, *program, *arguments]
-    variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    if volume is not None:
-        variables |= {
-            "VOLUME": str(volume),
-            "PYTHON": sys.base_prefix,
-            "TMPDIR": "/mnt/tmp",
-            "SCANLAKE_LAKE": "/mnt/lake/lake",
-        }
-        command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _CONTAINED, "sh", *command]
+def contained(volume: Path, environment: Mapping[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    """Run Python as the image does, without HOME and with the volume at the place of the lake."""
+    variables = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "VOLUME": str(volume),
+        "PYTHON": sys.base_prefix,
+        "TMPDIR": "/mnt/tmp",
+        "SCANLAKE_LAKE": "/mnt/lake/lake",
+    }
+    words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _CONTAINED, "sh", sys.executable, *command]
     return subprocess.run(
-        command, env={**variables, **(environment or {})}, capture_output=True, text=True, check=False, cwd=ROOT
+        words, env={**variables, **environment}, capture_output=True, text=True, check=False, cwd=ROOT
     )
 
 
@@ -148,8 +138,7 @@ async def test_a_sync_needs_nothing_but_its_volume(tmp_path: Path) -> None:
     ]  # fmt: skip
     async with Emulator(40, seed=5) as emulator:
         environment = {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token}
-        program = ("-c", _RUN_EACH, json.dumps(commands))
-        done = await asyncio.to_thread(contained, volume=volume, environment=environment, program=program)
+        done = await asyncio.to_thread(contained, volume, environment, "-c", _RUN_EACH, json.dumps(commands))
     *shown, codes = done.stdout.splitlines()
     assert shown[-2:] == ['"n"', "40"]
     *codes, refused = json.loads(codes)

@@ -125,18 +125,22 @@ async def test_served_to_this_machine_under_its_own_name(small_lake: Path, canar
 
 
 HOSTS = (
-    "", " \t ", ":{port}", "127.0.0.1:{port}, evil.example", "evil.example:{port}", "127.0.0.1.evil.example:{port}",
-    "evil.localhost:{port}", "localhost", "127.0.0.1:80", "127.0.0.1:0{port}", "evil.example@127.0.0.1:{port}",
-    "localhost.:{port}", "127.1:{port}", "0x7f000001:{port}", "2130706433:{port}", "127.0.0.2:{port}",
-    "0.0.0.0:{port}", "[::1]:{port}", "[::ffff:127.0.0.1]:{port}", "http://127.0.0.1:{port}", "127.0.0.1:{port}/",
-    "127.0.0.1:{port}\0evil", "127.0.0.1:{port}\r\nHost: evil.example", "evil.example\r\nHost: 127.0.0.1:{port}",
-    "evil.example\r\nX-Forwarded-Host: 127.0.0.1:{port}",
-)  # fmt: skip
+    ":{port} evil.example:{port} 127.0.0.1.evil.example:{port} evil.localhost:{port} evil.example@127.0.0.1:{port}"
+    " localhost 127.0.0.1:80 127.0.0.1:0{port} localhost.:{port} 127.1:{port} 0x7f000001:{port} 2130706433:{port}"
+    " 127.0.0.2:{port} 0.0.0.0:{port} [::1]:{port} [::ffff:127.0.0.1]:{port} http://127.0.0.1:{port} 127.0.0.1:{port}/"
+    " 127.0.0.1:{port}\0evil"
+).split()
 HEADS = (  # after the request line's method; {port} is the server's
-    "/ HTTP/1.1", "/ HTTP/1.0", "http://evil.example/ HTTP/1.1\r\nHost: 127.0.0.1:{port}",
-    "//evil.example/ HTTP/1.1\r\nHost: 127.0.0.1:{port}", "/ HTTP/1.1\r\nX: y\nHost: 127.0.0.1:{port}",
-    *(f"/ HTTP/1.1\r\nHost: {host}" for host in HOSTS),
-)  # fmt: skip
+    *(f"/ HTTP/1.1\r\nHost: {host}" for host in [*HOSTS, "", " \t ", "127.0.0.1:{port}, evil.example"]),
+    "/ HTTP/1.1",
+    "/ HTTP/1.0",
+    "/ HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nHost: evil.example",
+    "/ HTTP/1.1\r\nHost: evil.example\r\nHost: 127.0.0.1:{port}",
+    "/ HTTP/1.1\r\nHost: evil.example\r\nX-Forwarded-Host: 127.0.0.1:{port}",
+    "/ HTTP/1.1\r\nX: y\nHost: 127.0.0.1:{port}",
+    "http://evil.example/ HTTP/1.1\r\nHost: 127.0.0.1:{port}",
+    "//evil.example/ HTTP/1.1\r\nHost: 127.0.0.1:{port}",
+)
 
 
 def test_failing_and_paused_syncs_need_attention(small_lake: Path, main: Main) -> None:

@@ -111,14 +111,15 @@ def test_damage_counts_when_it_was_taken_and_told(tmp_path: Path) -> None:
     ]  # fmt: skip
     build_lake(tmp_path / "lake", {1: 7}, {"uploads": uploads})
     data = load_data(tmp_path / "lake")
-    assert _damage_of(data) == {
-        ("snap", "2026-01"): (20, 1), ("snap", "2026-02"): (20, 2), ("snap", "2026-09"): (2, 1),
-        ("snap", "2026-10"): (1, 0), ("snap", "2026-11"): (20, 11), ("(none)", "2026-11"): (0, 0),
-    }  # fmt: skip
+    shown = {month: counts for (kind, month), counts in _damage_of(data).items() if kind == "snap"}
+    assert list(shown) == ["2026-01", "2026-02", "2026-09", "2026-10", "2026-11"]
+    assert list(shown.values()) == [(20, 1), (20, 2), (2, 1), (1, 0), (20, 11)]
+    assert len(_damage_of(data)) == 6
+    assert _damage_of(data)["(none)", "2026-11"] == (0, 0)
     assert "No damaged upload names its kind" in _read_text(data)
     days = rows_of(data, "activity")
-    shown = {row["day"]: row["value"] for row in days if row["noun"] == "uploads" and row["value"]}
-    assert shown == {date(2026, 11, 20): 1}
+    registered_on = {row["day"]: row["value"] for row in days if row["noun"] == "uploads" and row["value"]}
+    assert registered_on == {date(2026, 11, 20): 1}
     assert days[-1]["day"] == NOW.date()
     page = render_dashboard(data)
     panel = page[page.index('id="damage-1-title"') : page.index("The rates as a table")]

@@ -85,9 +85,13 @@ def _delete_before_order(emulator: Emulator) -> Any:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("documents", "shows"),
-    [("first-url", "nothing"), ("first-content", "nothing"), ("first-url", "reference"),
-     ("first-content", "id-and-reference")],
-)  # fmt: skip
+    [
+        ("first-url", "nothing"),
+        ("first-content", "nothing"),
+        ("first-url", "reference"),
+        ("first-content", "id-and-reference"),
+    ],
+)
 async def test_one_document_for_three_batches_is_not_three_reports(scene: Scene, documents: str, shows: str) -> None:
     """Files whose PDF came for other files too, and does not show them, fail by name after at most two orders."""
     scene.emulator.set_quirks(report_documents=documents, report_shows=shows)
