@@ -142,7 +142,7 @@ def test_the_pods_are_hardened() -> None:
 
 
 def test_a_cron_job_is_one_source(tmp_path: Path) -> None:
-    """The source of the job is one of the settings file, and each has a lake and a token of its own."""
+    """The source of the job is one of the settings file, and each has a lake, a token and metrics of its own."""
     text = (CONFIGS / "kubernetes" / "cronjob.yaml").read_text(encoding="utf-8")
     lines = text.splitlines()
     start = lines.index("  scanlake.toml: |") + 1
@@ -151,5 +151,7 @@ def test_a_cron_job_is_one_source(tmp_path: Path) -> None:
     settings = {name: load(path, {}, source=name) for name in source_names(path)}
     assert [each.lake for each in settings.values()] == [Path("/lake") / name for name in settings]
     assert len({each.token_file for each in settings.values()}) == len(settings) == 2
+    files = [each.metrics_file for each in settings.values()]
+    assert files == [Path(f"/lake/metrics/scanlake-{name}.prom") for name in settings]
     [arguments] = commands_of(text)
     assert arguments[arguments.index("--source") + 1] in settings

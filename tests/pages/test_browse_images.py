@@ -92,6 +92,7 @@ def shown(uploads_lake: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         _copy(lake, 3, b"%PDF-", "application/pdf"),
         {"file_id": 7, "upload_id": "4", "kind": "image", "state": "not_found", "reason": "<b>no picture</b>"},
     ]
+    rows.append({**rows[-1], "upload_id": "2", "kind": "thumbnail"})
     rows += [_copy(lake, 11 + n, PAGE + bytes([n]), mime, file_id=8) for n, mime in enumerate(_TYPES)]
     _publish_images(lake, rows)
     with open_browse(lake) as visitor:
@@ -107,7 +108,7 @@ def test_a_file_shows_its_copies_from_the_store(shown: Visitor) -> None:
 
     The table of copies is one like all others.
     """
-    assert '<a href="/browse/table/images">images</a></td><td>10</td>' in shown.get("/browse")[2]
+    assert '<a href="/browse/table/images">images</a></td><td>11</td>' in shown.get("/browse")[2]
     status, _, text = shown.get("/browse/table/images?column=state&op=is&value=stored")
     assert (status, "Rows 1 to 9 of 9" in text) == (200, True)
     status, _, text = shown.get("/browse/file?id=7")

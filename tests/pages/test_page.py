@@ -156,6 +156,7 @@ def test_sizes_spans_and_shares(empty_lake: Path) -> None:
     """Sizes come in powers of a thousand, spans in the largest units, in all output; 0 % and 100 % are exactly that."""
     assert {number: format_bytes(number) for number in SIZES} == SIZES
     assert {seconds: format_duration(seconds) for seconds in SPANS} == SPANS
+    assert [format_duration(seconds) for seconds in (2.25, 59.6)] == ["2.2s", "1m"]
     with open_page_macros(empty_lake) as lake:
         for macro, texts in (("size_text", SIZES), ("span", SPANS)):
             (found,) = lake.execute(f"SELECT {', '.join(f'{macro}({value})' for value in texts)}").fetchall()

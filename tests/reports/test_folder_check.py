@@ -49,6 +49,12 @@ def _tell_otherwise(names: str, **change: Any) -> Callable[[Path], None]:
     return change_first_file
 
 
+def _add_empty_line(out: Path) -> None:
+    (out / "SHA256SUMS").chmod(0o644)
+    with (out / "SHA256SUMS").open("a") as file:
+        file.write("\n")
+
+
 @every(
     ("damage", "problem"),
     [
@@ -59,6 +65,7 @@ def _tell_otherwise(names: str, **change: Any) -> Callable[[Path], None]:
         (lambda out: replace_file(out, "report-0001.pdf", b"%PDF-1.4 hello"), "report-0001.pdf: not a complete PDF"),
         (lambda out: replace_file(out, "manifest.csv", b"file_id,pdf\n"), "manifest.csv: does not match"),
         (lambda out: drop_line(out, "report-0002.pdf"), "SHA256SUMS and manifest.json disagree"),
+        (_add_empty_line, "SHA256SUMS, line 8: not a checksum of a file of this folder"),
         (_tell_otherwise("csv", reference="X-4711"), "manifest.csv: does not match manifest.json"),
         (_tell_otherwise("csv", state="failed"), "manifest.csv: does not match manifest.json"),
         (_tell_otherwise("html", reference="X-4711"), "index.html: does not match manifest.json"),
