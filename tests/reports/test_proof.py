@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import Mock
 
@@ -153,19 +153,15 @@ def plan_change(
     return actions if change == "delete" else actions | {following: restore}
 
 
-_texts: dict[Path, str] = {}
-
-
 def is_shown(out: Path, file: dict[str, Any]) -> bool:
     """Return whether the PDF of a file shows its id or reference."""
     text = _read_text(out / file["pdf"])
     return f" {file['file_id']} " in text or f" {file['reference']} " in text
 
 
+@cache
 def _read_text(pdf: Path) -> str:
-    if pdf not in _texts:
-        _texts[pdf] = " ".join("\n".join(page.extract_text() for page in pypdf.PdfReader(pdf).pages).split())
-    return _texts[pdf]
+    return " ".join("\n".join(page.extract_text() for page in pypdf.PdfReader(pdf).pages).split())
 
 
 async def test_files_that_changed_since_their_selection_are_named(scene: Scene) -> None:

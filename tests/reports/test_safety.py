@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pipeline.atomic_files import temp_name
-from pipeline.emulator import Emulator
 from pipeline.errors import ExitCode, LakeLockedError, ProtocolError, SettingsError, StorageError
 from pipeline.reports.folder import open_job_folder
 from schemas.timestamps import new_run_id
 from tests.reports.report_harness import (
     FILES,
     NO_WAITING,
-    SEED,
     RunOptions,
     Selection,
     age_orders_by_an_hour,
@@ -45,18 +43,6 @@ async def test_another_host_gets_no_secret(scene: Scene, token_location: str) ->
     assert len(check_folder(scene.out)) == FILES
     names = [path.name for path in scene.out.glob("*.pdf")]
     assert sorted(names) == [f"report-000{number}.pdf" for number in (1, 2, 3)], "a name is the service's"
-
-
-async def test_the_emulator_records_leaks() -> None:
-    """The check for leaks can fail: the emulator records a referrer on the other port."""
-    async with Emulator(1, seed=SEED) as emulator:
-        client = quick_client(emulator)
-        async with client:
-            assert client._downloader.session is not None
-            headers = {"Referer": "http://here"}
-            async with client._downloader.session.get(f"{emulator.other_url}/reports/x/y", headers=headers):
-                pass
-        assert emulator.leaks == ["referer"]
 
 
 async def test_a_report_that_redirects_elsewhere_is_named_and_exits_6(scene: Scene) -> None:
