@@ -18,6 +18,7 @@ from pipeline.publish.image_objects import (
     ImagesOnStore,
     has_other_images,
     list_without_images,
+    require_no_other_images,
     upload_images,
 )
 from pipeline.publish.local_store import LocalStore
@@ -91,6 +92,8 @@ def upload_backup(lake: Lake, store: ObjectStore, *, at: int, with_images: bool 
             raise SettingsError(f"{store.base_url} has other objects: images.", hint="Use a folder or URL of its own.")
         own.require_no_others(listed, lake_id)
         store.probe()
+    elif with_images and not has_images:
+        require_no_other_images(store, listed)
     missing = [
         PendingUpload(backup_path(part), lake.layout.part_path(part.name), part.bytes, part.sha256)
         for part in parts

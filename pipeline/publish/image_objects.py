@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pipeline.atomic_files import READ_ONLY, fsync_dir, fsync_file, sha256_file
-from pipeline.errors import ForeignObjectError, LakeCorruptedError, PublishError
+from pipeline.errors import ForeignObjectError, LakeCorruptedError, PublishError, SettingsError
 from pipeline.formatting import pluralize
 from pipeline.lake.image_names import IMAGES, is_image_path
 from pipeline.lake.image_records import read_images_of, read_totals
@@ -75,6 +75,15 @@ def compare_images(layout: LakeLayout, ledger: LedgerQueries, store: ObjectStore
 def has_other_images(layout: LakeLayout, ledger: LedgerQueries, store: ObjectStore) -> bool:
     """Return whether a store has images that the lake does not name: perhaps another lake's, which must not go."""
     return any(chunk.unnamed for chunk in compare_images(layout, ledger, store))
+
+
+def require_no_other_images(store: ObjectStore, listed: Iterable[str]) -> None:
+    """Raise `SettingsError` if others have objects where the first images of a place would be. `listed` are all."""
+    if others := [path for path in listed if path.startswith(f"{IMAGES}/")]:
+        raise SettingsError(
+            f"{store.base_url} has other objects, such as {others[0]}.",
+            hint=f"Move {IMAGES} away, or use a folder or URL of its own.",
+        )
 
 
 def _choose_prefixes(ledger: LedgerQueries) -> Sequence[str]:

@@ -18,7 +18,13 @@ from pipeline.errors import ForeignObjectError, LakeCorruptedError, ScanlakeErro
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.parts import RAW_TABLE
-from pipeline.publish.image_objects import ImagesOnStore, has_other_images, list_without_images, upload_images
+from pipeline.publish.image_objects import (
+    ImagesOnStore,
+    has_other_images,
+    list_without_images,
+    require_no_other_images,
+    upload_images,
+)
 from pipeline.publish.latest import LatestRecord, PublishedCatalog, PublishedImages, read_latest
 from pipeline.publish.own_objects import OwnObjects
 from pipeline.publish.store_records import encode_record, require_lake
@@ -155,6 +161,8 @@ class _Mirror:
             self._require_own_place(own, listed, has_images=has_images)
         else:
             self._require_own_run(former)
+            if self._options.images and not has_images:
+                require_no_other_images(self._store, listed)
         documents = self._list_documents()
         uploads = self._select_missing(documents, listed)
         upload_all(self._store, uploads)

@@ -213,3 +213,18 @@ def test_places_of_one_lake_can_be_inside_each_other(lake: Path, tmp_path: Path)
     assert "of another lake" in told(other, "publish", "--to", f"file://{target}", code=2)
     assert "of another lake" in told(other, "backup", str(target), code=2)
     assert describe(target) == before
+
+
+def test_a_folder_of_others_gets_no_images(lake: Path, tmp_path: Path) -> None:
+    """Where a place of scanlake's own has no images yet, a folder of others with that name is refused in one line."""
+    for command in (("backup", str(tmp_path / "backup")), ("publish", "--to", f"file://{tmp_path / 'target'}")):
+        told(lake, *command)
+        images = tmp_path / ("backup" if command[0] == "backup" else "target") / "images"
+        images.mkdir()
+        (images / "thesis").write_text("mine")
+        answer = called(lake, *command, "--with-images")
+        assert (answer.code, answer.err.count("\n")) == (2, 1), answer
+        assert "has other objects, such as images/thesis. Move images away" in answer.err
+        assert [path.name for path in images.iterdir()] == ["thesis"]
+        (images / "thesis").unlink()
+        told(lake, *command, "--with-images")
