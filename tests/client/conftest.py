@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pytest
 
@@ -18,6 +20,13 @@ if TYPE_CHECKING:
 
 CANARY = "cAnArY/0123+456789=="
 """A token with the characters that have several encodings: a slash, a plus and padding."""
+
+
+def spell_token(token: str) -> list[str]:
+    """Return the forms in which a service may return a token, but for escapes of single letters."""
+    quoted = quote(token, safe="")
+    lower = quoted.replace("%2F", "%2f").replace("%2B", "%2b").replace("%3D", "%3d")
+    return [token, quoted, lower, base64.b64encode(token.encode()).decode(), token.replace("/", "\\/")]
 
 
 @pytest.fixture

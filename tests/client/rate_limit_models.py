@@ -1,19 +1,20 @@
-"""Models of rate limits in virtual time: each kind of limit that gateways are known to have."""
+"""Models of services with each kind of limit that gateways are known to have, and a simulation of demand for them."""
 
 from __future__ import annotations
 
-import asyncio
 import heapq
+import itertools
 import math
 import random
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pipeline.client.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from pipeline.client.rate_limiter import RateLimiter
 
 
 class Limit(Protocol):
@@ -21,6 +22,10 @@ class Limit(Protocol):
 
     def passes(self, now: float, rate: float) -> bool:
         """Return whether one request passes, and count it."""
+        ...
+
+    def wait(self, now: float, rate: float) -> float:
+        """Return the seconds until the next request would pass."""
         ...
 
 
@@ -41,21 +46,28 @@ class Bucket:
         self.tokens = held - passed
         return passed
 
+    def wait(self, now: float, rate: float) -> float:  # noqa: ARG002 - since the last request no time has passed
+        """Return the time of the part of a token that is missing."""
+        return (1 - (self.tokens or 0.0)) / rate
+
 
 @dataclass
 class FixedWindow:
-    """At most `rate` requests per second in each calendar window of `length` seconds."""
+    """At most `rate` requests in each calendar second."""
 
-    length: float = 1.0
     window: int = -1
     count: int = 0
 
     def passes(self, now: float, rate: float) -> bool:
         """Count in the current window."""
-        if (window := int(now / self.length)) != self.window:
-            self.window, self.count = window, 0
+        if int(now) != self.window:
+            self.window, self.count = int(now), 0
         self.count += 1
-        return self.count <= rate * self.length
+        return self.count <= rate
+
+    def wait(self, now: float, rate: float) -> float:  # noqa: ARG002 - a window ends whatever its rate is
+        """Return the rest of the window."""
+        return self.window + 1 - now
 
 
 @dataclass
@@ -73,66 +85,9 @@ class SlidingWindow:
         self.passed.append(now)
         return True
 
-
-@dataclass
-class AnswerCounts:
-    """The answers of a run."""
-
-    good: int = 0
-    refused: int = 0
-    seconds: float = 0.0
-    good_late: int = 0  # after warm-up
-    refused_late: int = 0
-
-    def share(self, allowed: float) -> float:
-        """Return the good answers after the warm-up as a share of the allowed ones."""
-        return self.good_late / allowed
-
-
-async def drive(
-    limiter: RateLimiter,
-    *,
-    limit: Limit | None,
-    rate: Callable[[float], float],
-    seconds: float,
-    warm_up: float = 0.0,
-    latency: float = 0.02,
-    retry_after: float | None = None,
-    workers: int = 64,
-    total: int | None = None,
-    capacity: int | None = None,
-) -> AnswerCounts:
-    """Run workers as fast as the limiter allows, until the time is over or `total` answers are good.
-
-    `capacity`: how many requests the service works on at once; the others wait in its queue.
-    """
-    loop, counts, chance = asyncio.get_running_loop(), AnswerCounts(), random.Random(7)
-    at_work = asyncio.Semaphore(capacity or workers)
-
-    async def ask() -> None:
-        async with limiter.slot():
-            started = loop.time()
-            async with at_work:
-                await asyncio.sleep(latency * chance.uniform(0.8, 1.2) / 2)
-                passed = limit is None or limit.passes(loop.time(), rate(loop.time()))
-                await asyncio.sleep(latency * chance.uniform(0.8, 1.2) / 2)
-            if passed:
-                limiter.on_success(loop.time() - started)
-            else:
-                limiter.on_throttle(retry_after, started=started)
-        late = loop.time() >= warm_up
-        counts.good += passed
-        counts.refused += not passed
-        counts.good_late += passed and late
-        counts.refused_late += late and not passed
-
-    async def work() -> None:
-        while loop.time() < seconds and (total is None or counts.good < total):
-            await ask()
-
-    await asyncio.gather(*(work() for _ in range(workers)))
-    counts.seconds = loop.time()
-    return counts
+    def wait(self, now: float, rate: float) -> float:  # noqa: ARG002 - a second ends whatever its rate is
+        """Return the time until the oldest request is a second old."""
+        return max(0.0, self.passed[0] + 1.0 - now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +95,8 @@ class Course:
     """How the allowed rate changes during a run, and which of its seconds are measured."""
 
     seconds: float
-    rate: Callable[[float], float]
-    unjudged: tuple[tuple[float, float], ...]  # warm-up, and the time after each change
+    rate: Callable[[float], float] = lambda _: math.inf
+    unjudged: tuple[tuple[float, float], ...] = ()  # warm-up, and the time after each change
 
     def counts(self, now: float) -> bool:
         """Return whether this instant is measured."""
@@ -154,74 +109,106 @@ class Course:
         return sum(self.rate(at) for at in steps if self.counts(at)) / 100
 
 
-def true_retry_after(limit: Limit, now: float, rate: float) -> float:
-    """Return the seconds until the next request would pass."""
-    if isinstance(limit, FixedWindow):
-        return (limit.window + 1) * limit.length - now
-    if isinstance(limit, SlidingWindow):
-        return max(0.0, limit.passed[0] + 1.0 - now)
-    assert isinstance(limit, Bucket)
-    return (1 - (limit.tokens or 0.0)) / rate
-
-
 @dataclass
 class Simulation:
-    """Endless demand against a limit, without an event loop: a run of a minute takes milliseconds.
+    """Demand of `workers` for a service, without an event loop: a minute takes milliseconds. It runs when made.
 
-    `retry_after`: seconds, None for none, "accurate" for what is true. Timers ring up to a millisecond late.
+    It ends with its course, or when `total` answers are good. Timers ring up to a millisecond late; latencies vary by
+    a fifth. `latency` and `fails` get the instant and the requests in flight.
+    `retry_after`: seconds, None for none, "accurate" for what is true.
     """
 
-    create_limiter: Callable[[Callable[[], float]], RateLimiter]
-    limit: Limit
     course: Course
-    latency: float = 0.02
+    limit: Limit | None = None
+    latency: Callable[[float, int], float] = lambda _now, _in_flight: 0.02
+    fails: Callable[[float, int], bool] = lambda _now, _in_flight: False
     retry_after: float | str | None = None
+    workers: int = 600
+    total: float = math.inf
     seed: int = 7
+    options: dict[str, Any] = field(default_factory=dict)  # of the limiter
     now: float = 0.0
-    counts: AnswerCounts = field(default_factory=AnswerCounts)
+    in_flight: int = 0
+    good: int = 0
+    refused: int = 0
+    good_late: int = 0  # in the measured time
+    refused_late: int = 0
 
-    def run(self) -> AnswerCounts:
-        """Run the simulation; `good_late` counts the measured answers."""
-        chance = random.Random(self.seed)
-        self.limiter = self.create_limiter(lambda: self.now)
-        events: list[tuple[float, int, float, Callable[[float], None] | None]] = []
-        ready, number = 0.0, 0
+    def __post_init__(self) -> None:
+        self.limiter = RateLimiter(clock=lambda: self.now, **self.options)
+        self.changes = [(0.0, self.limiter.concurrency)]  # instant and limit of each change of the concurrency
+        self._chance = random.Random(self.seed)
+        self._numbers = itertools.count()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._run()
 
-        def half() -> float:
-            return self.latency * chance.uniform(0.8, 1.2) / 2
+    @property
+    def share(self) -> float:
+        """The good answers of the measured time as a share of the allowed ones."""
+        return self.good_late / self.course.allowed
 
-        while self.now < self.course.seconds:
-            while self.now >= ready:
+    @property
+    def refused_share(self) -> float:
+        """The 429s as a share of all answers."""
+        return self.refused / (self.good + self.refused)
+
+    def limits(self, start: float, end: float = math.inf) -> list[int]:
+        """Return the limits of the concurrency in force at some time from `start` to `end`."""
+        return [limit for at, limit in self.changes if at < start][-1:] + [
+            limit for at, limit in self.changes if start <= at < end
+        ]
+
+    def share_above(self, limit: int, start: float) -> float:
+        """Return the share of the time from `start` on in which a higher concurrency was allowed."""
+        ends = [*(at for at, _ in self.changes[1:]), self.course.seconds]
+        above = (end - max(at, start) for (at, value), end in zip(self.changes, ends, strict=True) if value > limit)
+        return sum(max(0.0, seconds) for seconds in above) / (self.course.seconds - start)
+
+    def _run(self) -> None:
+        ready = 0.0
+        while self.now < self.course.seconds and self.good < self.total:
+            while self.now >= ready and self.in_flight < self.workers:
                 if delay := self.limiter._try_acquire():
-                    ready = self.now + delay + 0.001 * chance.random()
+                    ready = self.now + delay + 0.001 * self._chance.random()
                 else:
-                    number += 1
-                    heapq.heappush(events, (self.now + half(), number, self.now, None))
-            if not events or ready <= events[0][0]:
+                    self.in_flight += 1
+                    assert self.in_flight <= self.limiter.concurrency
+                    self._after_half(partial(self._arrive, self.now))
+            if self.in_flight < self.workers and (not self._events or ready <= self._events[0][0]):
                 self.now = ready
                 continue
-            self.now, order, left, answer = heapq.heappop(events)
-            if answer is None:
-                heapq.heappush(events, (self.now + half(), order, left, self._judge()))
-                continue
-            answer(left)
-            self.limiter._in_flight -= 1
-            ready = self.now if math.isinf(ready) else ready
-        return self.counts
+            self.now, _, act = heapq.heappop(self._events)
+            act()
+            if self.limiter.concurrency != self.changes[-1][1]:
+                self.changes.append((self.now, self.limiter.concurrency))
+            if math.isinf(ready) and self.in_flight < self.limiter.concurrency:
+                ready = self.now
 
-    def _judge(self) -> Callable[[float], None]:
+    def _after_half(self, act: Callable[[], None]) -> None:
+        seconds = self.latency(self.now, self.in_flight) * self._chance.uniform(0.8, 1.2) / 2
+        heapq.heappush(self._events, (self.now + seconds, next(self._numbers), act))
+
+    def _arrive(self, sent: float) -> None:
         rate = self.course.rate(self.now)
-        if self.limit.passes(self.now, rate):
-            return self._passed
-        after = true_retry_after(self.limit, self.now, rate) if isinstance(self.retry_after, str) else self.retry_after
-        return lambda left: self._refused(left, after)
+        if self.fails(self.now, self.in_flight):
+            self._after_half(partial(self._return, partial(self.limiter.on_failure, started=sent)))
+        elif self.limit is None or self.limit.passes(self.now, rate):
+            self._after_half(partial(self._return, partial(self._pass, sent)))
+        else:
+            wait = self.limit.wait(self.now, rate) if isinstance(self.retry_after, str) else self.retry_after
+            self._after_half(partial(self._return, partial(self._refuse, sent, wait)))
 
-    def _passed(self, left: float) -> None:
-        self.counts.good += 1
-        self.counts.good_late += self.course.counts(self.now)
-        self.limiter.on_success(self.now - left)
+    def _return(self, answer: Callable[[], None]) -> None:
+        answer()
+        self.limiter._in_flight -= 1
+        self.in_flight -= 1
 
-    def _refused(self, left: float, after: float | None) -> None:
-        self.counts.refused += 1
-        self.counts.refused_late += self.course.counts(self.now)
-        self.limiter.on_throttle(after, started=left)
+    def _pass(self, sent: float) -> None:
+        self.good += 1
+        self.good_late += self.course.counts(self.now)
+        self.limiter.on_success(self.now - sent)
+
+    def _refuse(self, sent: float, wait: float | None) -> None:
+        self.refused += 1
+        self.refused_late += self.course.counts(self.now)
+        self.limiter.on_throttle(wait, started=sent)

@@ -1,158 +1,138 @@
-"""Concurrency beyond 64, in virtual time: it goes as far as throughput gains from it, and no further."""
+"""Concurrency, in a simulation: it goes as far as throughput gains from it, and no further."""
 
 from __future__ import annotations
 
-import asyncio
-import heapq
-import itertools
 import random
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pipeline.client.concurrency_search import AdaptiveConcurrency
 from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
-from tests.client.rate_limit_models import Bucket, Course, Simulation, drive
+from tests.client.rate_limit_models import Bucket, Course, Simulation
 from tests.rows import every
-from tests.virtual_time import run_virtually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LATENCY = 0.2
 
 
-def run(
-    latency: Callable[[float, int], float],
-    *,
-    seconds: float = 30.0,
-    max_concurrency: int = 512,
-    fails: Callable[[float, int], bool] = lambda _now, _in_flight: False,
-    workers: int = 600,
-) -> tuple[list[tuple[float, int]], int]:
-    """Drive a limiter against a service whose latency depends on the instant and the requests in flight.
-
-    Return (instant, limit) for each change of the limit, and the number of answers. Latencies vary by a fifth.
-    """
-    now, answers, numbers, chance = 0.0, 0, itertools.count(), random.Random(7)
-    limiter = RateLimiter(max_concurrency=max_concurrency, clock=lambda: now)
-    changes: list[tuple[float, int]] = [(0.0, limiter.concurrency)]
-    sent: list[tuple[float, int, float, int]] = []
-    while now < seconds:
-        in_flight = len(sent)
-        while in_flight < workers and not limiter._try_acquire():
-            in_flight += 1
-        assert in_flight <= limiter.concurrency <= max_concurrency or in_flight == len(sent)
-        for _ in range(in_flight - len(sent)):
-            answered = now + latency(now, in_flight) * chance.uniform(0.8, 1.2)
-            heapq.heappush(sent, (answered, next(numbers), now, in_flight))
-        now, _, started, in_flight = heapq.heappop(sent)
-        if fails(started, in_flight):
-            limiter.on_failure(started=started)
-        else:
-            answers += 1
-            limiter.on_success(now - started)
-        limiter._in_flight -= 1
-        if limiter.concurrency != changes[-1][1]:
-            changes.append((now, limiter.concurrency))
-    return changes, answers
+def run(latency: Any = lambda _now, _in_flight: LATENCY, *, seconds: float = 30.0, **options: Any) -> Simulation:
+    """Return a run against a service without a rate limit; `latency`: seconds or a function."""
+    steady = (lambda _now, _in_flight: latency) if isinstance(latency, float) else latency
+    return Simulation(Course(seconds), latency=steady, **options)
 
 
-def limits_after(changes: list[tuple[float, int]], start: float) -> list[int]:
-    """Return the limits in force from an instant on."""
-    last_before = [limit for at, limit in changes if at < start][-1]
-    return [last_before, *(limit for at, limit in changes if at >= start)]
+def queue(workers: int, latency: float = LATENCY) -> Any:
+    """Return the latency of a service that works on some requests at once and queues the others."""
+    return lambda _now, in_flight: latency * max(1.0, in_flight / workers)
 
 
-def share_of_time_above(changes: list[tuple[float, int]], limit: int, start: float, end: float) -> float:
-    """Return the share of the time from `start` to `end` in which more than `limit` was allowed."""
-    seconds = 0.0
-    for (at, value), (until, _) in zip(changes, [*changes[1:], (end, 0)], strict=True):
-        seconds += max(0.0, min(until, end) - max(at, start)) * (value > limit)
-    return seconds / (end - start)
+@every(("requests", "least"), [(1_000, 0.84), (3_000, 0.94), (5_000, 0.96)])
+def test_a_slow_service_without_a_limit_is_used_fully(requests: int, least: float) -> None:
+    """Without a limit the time is close to requests x latency / concurrency, from a cold start."""
+    found = run(0.1, seconds=1e6, total=requests, workers=64)
+    assert requests * 0.1 / 64 / found.now >= least
+    assert found.limiter.concurrency == 64
+    assert found.limiter.learned.rate is None
 
 
 def test_a_slow_service_gets_all_that_is_allowed() -> None:
-    """A service whose latency is constant gets `max_concurrency` requests within four seconds."""
-    changes, _ = run(lambda _now, _in_flight: LATENCY, seconds=5.0)
-    assert changes[-1][1] == 512
-    assert changes[-1][0] < 4.0
+    """A service of constant latency gets 64 requests after three round trips, `max_concurrency` within four seconds."""
+    found = run(seconds=5.0)
+    assert found.changes[-1][1] == 512
+    assert found.changes[-1][0] < 4.0
+    assert max(limit for at, limit in found.changes if at <= 3.1 * LATENCY) >= 64
 
 
-def test_the_ceiling_holds() -> None:
-    """No more than `max_concurrency` requests are in flight, also between two steps."""
-    changes, _ = run(lambda _now, _in_flight: LATENCY, max_concurrency=100)
-    assert max(limit for _, limit in changes) == changes[-1][1] == 100
+@every(("most", "expected"), [(100, 100), (4, 4)])
+def test_the_ceiling_holds(most: int, expected: int) -> None:
+    """No more than `max_concurrency` requests are in flight, also between two steps, and they are named the reason."""
+    found = run(options={"max_concurrency": most})
+    assert max(limit for _, limit in found.changes) == found.limiter.concurrency == expected
+    assert found.limiter.state.limited_by == "ceiling"
 
 
-@every("workers_of_service", [80, 120, 250])
-def test_the_limit_stays_near_the_service_s_own(workers_of_service: int) -> None:
+@every("workers", [80, 120, 250])
+def test_the_limit_stays_near_the_service_s_own(workers: int) -> None:
     """A service that works on N requests at once and queues others gets at most 1.5 N, for most of the time."""
-    changes, answers = run(lambda _now, in_flight: LATENCY * max(1.0, in_flight / workers_of_service), seconds=60.0)
-    most = workers_of_service / LATENCY * 60
-    assert answers >= 0.85 * most * (64 / 80 if workers_of_service == 80 else 0.96)
-    assert share_of_time_above(changes, int(1.5 * workers_of_service), 5.0, 60.0) < 0.1
+    found = run(queue(workers), seconds=60.0)
+    assert found.good >= 0.85 * (workers / LATENCY * 60) * (64 / 80 if workers == 80 else 0.96)
+    assert found.share_above(int(1.5 * workers), 5.0) < 0.1
+
+
+@every(("latency", "most", "least"), [(0.1, 63, 0.95), (0.01, 16, 0.98)])
+def test_a_service_with_few_workers_is_not_overloaded(latency: float, most: int, least: float) -> None:
+    """Against four workers concurrency stays small, without a loss of throughput; latency is named the reason."""
+    found = run(queue(4, latency), seconds=20.0)
+    assert found.good >= least * 20 * 4 / latency
+    assert found.limiter.concurrency <= most
+    assert found.limiter.state.limited_by == "latency"
 
 
 def test_a_service_that_slows_down_is_not_driven_beyond_its_best() -> None:
     """If latency grows with each request in flight, the limit stays within a step of where it has doubled."""
     doubled = 128
-    changes, _ = run(lambda _now, in_flight: LATENCY * (1 + in_flight / doubled), seconds=60.0)
-    assert share_of_time_above(changes, int(1.5 * doubled), 5.0, 60.0) < 0.1
-    assert min(limits_after(changes, 5.0)) >= 64
+    found = run(lambda _now, in_flight: LATENCY * (1 + in_flight / doubled), seconds=60.0)
+    assert found.share_above(int(1.5 * doubled), 5.0) < 0.1
+    assert min(found.limits(5.0)) >= 64
 
 
 def test_a_thrashing_service_gets_what_it_got_before() -> None:
     """A service that collapses beyond 64 requests keeps its 64: each attempt is short, and they become rare."""
-    changes, answers = run(lambda _now, in_flight: LATENCY if in_flight <= 66 else LATENCY * 3, seconds=60.0)
-    assert answers >= 0.9 * 64 / LATENCY * 60
-    steps = [at for at, limit in changes if limit > 64]
-    assert len(steps) <= 7
-    assert share_of_time_above(changes, 64, 0.0, 60.0) < 0.12
+    found = run(lambda _now, in_flight: LATENCY if in_flight <= 66 else LATENCY * 3, seconds=60.0)
+    assert found.good >= 0.9 * 64 / LATENCY * 60
+    assert len([at for at, limit in found.changes if limit > 64]) <= 7
+    assert found.share_above(64, 0.0) < 0.12
 
 
 def test_growing_latency_takes_the_limit_back() -> None:
     """If answers become slower while the limit is held, it goes back in steps, and returns when they are fast again."""
-    changes, _ = run(lambda now, in_flight: LATENCY * (max(1.0, in_flight / 70) if 20 <= now < 50 else 1.0), seconds=90)
-    assert [limit for at, limit in changes if at < 20][-1] == 512
-    assert min(limit for at, limit in changes if 20 <= at < 50) <= 105
-    assert changes[-1][1] > 200
+    found = run(lambda now, in_flight: LATENCY * (max(1.0, in_flight / 70) if 20 <= now < 50 else 1.0), seconds=90.0)
+    assert found.limits(20.0)[0] == 512
+    assert min(found.limits(20.0, 50.0)) <= 105
+    assert found.changes[-1][1] > 200
 
 
 def test_failing_connections_take_the_limit_back() -> None:
     """A service that drops connections beyond 100 keeps 64 to 100; few of its answers are failures."""
-    changes, answers = run(lambda _now, _in_flight: LATENCY, fails=lambda _now, in_flight: in_flight > 100, seconds=60)
-    assert share_of_time_above(changes, 100, 5.0, 60.0) < 0.1
-    assert answers >= 0.9 * 64 / LATENCY * 60
+    found = run(fails=lambda _now, in_flight: in_flight > 100, seconds=60.0)
+    assert found.share_above(100, 5.0) < 0.1
+    assert found.good >= 0.9 * 64 / LATENCY * 60
 
 
 def test_chance_failures_do_not_stop_the_growth() -> None:
     """One failure in 200 requests is chance: the limit reaches its ceiling."""
     chance = random.Random(3)
-    changes, _ = run(lambda _now, _in_flight: LATENCY, fails=lambda _now, _in_flight: chance.random() < 0.005)
-    assert max(limit for _, limit in changes) == 512
+    found = run(fails=lambda _now, _in_flight: chance.random() < 0.005)
+    assert max(limit for _, limit in found.changes) == 512
 
 
-def test_fast_services_stay_at_64() -> None:
-    """A service that answers within 50 ms needs no more than 64: the client's processor is its limit."""
-    changes, _ = run(lambda _now, _in_flight: 0.02, seconds=10.0)
-    assert max(limit for _, limit in changes) == 64
+@every(("latency", "options"), [(0.02, {}), (LATENCY, {"workers": 64})])
+def test_nothing_grows_beyond_64_without_need(latency: float, options: dict[str, Any]) -> None:
+    """A service that answers within 50 ms gets no more than 64, nor does one for which no request waits."""
+    assert max(limit for _, limit in run(latency, **options).changes) == 64
 
 
-def test_a_run_without_demand_stays_where_it_is() -> None:
-    """Nothing grows beyond 64 if no request waits for it."""
-    changes, _ = run(lambda _now, _in_flight: LATENCY, workers=64)
-    assert changes[-1][1] == 64
+def test_a_service_that_hangs_is_not_called_its_rate_limit() -> None:
+    """Requests that wait for answers, not for the rate, are limited by latency, also under a known rate."""
+    learned = LearnedLimits(200.0, 8)
+    found = Simulation(
+        Course(35.0, lambda _: 200.0),
+        Bucket(),
+        latency=lambda now, _: 0.02 if now < 5.0 else 20.0,
+        workers=64,
+        options={"learned": learned},
+    )
+    assert found.limiter.state.limited_by == "latency"
 
 
-def grown() -> AdaptiveConcurrency:
-    """Return a search that holds 144."""
-    search = AdaptiveConcurrency(0.0, ceiling=144, learned=64)
+def grown(ceiling: int = 144) -> AdaptiveConcurrency:
+    """Return a search that holds its ceiling."""
+    search = AdaptiveConcurrency(0.0, ceiling=ceiling, learned=64)
     now = 0.0
     for _ in range(30):
         for _ in range(search.limit):
             now += LATENCY / search.limit
             search.was_limiting = True
             search.on_success(now, LATENCY, search.limit)
-    assert search.limit == 144
+    assert search.limit == ceiling
     return search
 
 
@@ -166,27 +146,35 @@ def test_a_429_takes_back_one_step() -> None:
     assert search.limit == 32
 
 
-def test_429s_of_one_burst_take_back_one_step() -> None:
-    """Answers to requests that were sent before the first 429 do not decrease the concurrency again."""
+@every(("overload", "limit"), [(False, 341), (True, 256)])
+def test_refusals_of_one_burst_take_back_one_step(overload: bool, limit: int) -> None:  # noqa: FBT001 - a table
+    """Refused requests that were sent before the first refusal take nothing back again; a 503 sets no rate."""
+    found = run(seconds=5.0)
+    for number in range(300):
+        found.limiter.on_throttle(None, started=4.0 + number / 1000, overload=overload)
+    assert found.limiter.concurrency == limit
+    assert (found.limiter.state.rate is None) is overload
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        limiter = RateLimiter(clock=loop.time)
-        await drive(limiter, limit=None, rate=lambda _: 0.0, seconds=5.0, latency=LATENCY, workers=600)
-        assert limiter.concurrency == 512
-        for number in range(300):
-            limiter.on_throttle(None, started=4.0 + number / 1000)
-        assert limiter.concurrency == 341
 
-    run_virtually(main())
+def test_an_overload_passes() -> None:
+    """After a 503 the concurrency recovers within fifteen seconds."""
+    search = grown()
+    search.on_throttle(100.0, 100.0, overload=True)
+    assert search.limit == 72
+    now = 100.0
+    while now < 115.0:
+        now += 0.1 / search.limit
+        search.was_limiting = True
+        search.on_success(now, 0.1, search.limit)
+    assert search.limit == 144
 
 
 def test_a_rate_limit_keeps_its_share() -> None:
     """A slow service with a rate limit gets nine tenths of it, with few 429s, whatever the concurrency may become."""
     course = Course(120.0, lambda _: 150.0, ((0.0, 20.0),))
-    counts = Simulation(lambda clock: RateLimiter(clock=clock), Bucket(), course, latency=LATENCY).run()
-    assert counts.share(course.allowed) >= 0.9
-    assert counts.refused_late < 0.01 * counts.good_late
+    found = Simulation(course, Bucket(), latency=lambda _now, _in_flight: LATENCY)
+    assert found.share >= 0.9
+    assert found.refused_late < 0.01 * found.good_late
 
 
 def test_learned_concurrency_is_proven_anew() -> None:

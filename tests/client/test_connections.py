@@ -18,19 +18,23 @@ if TYPE_CHECKING:
     from tests.client.conftest import Make
 
 
+pytestmark = pytest.mark.virtual_time
+
+
 def echo(asked: Asked) -> bytes:
     """Answer with the file that was asked for."""
     return answer({"id": int(asked.path.rpartition("/")[2])})
 
 
 async def test_a_connection_is_used_again(client: Make) -> None:
-    """Calls one after the other need one connection; as many at the same time as there are need one each."""
+    """Calls one after the other need one connection, while services usually keep it; simultaneous ones one each."""
     async with scripted(echo) as server, client(server.base) as asking:
-        for number in range(5):
-            await asking.get_file(number)
-        assert server.connections == 1
+        for pause, connections in ((0, 1), (14, 1), (16, 2)):
+            await asyncio.sleep(pause)
+            await asking.get_file(1)
+            assert server.connections == connections
         await asyncio.gather(*(asking.get_file(number) for number in range(4)))
-        assert server.connections == 4
+        assert server.connections == 5
 
 
 @pytest.mark.parametrize(
@@ -45,20 +49,10 @@ async def test_a_connection_is_used_again(client: Make) -> None:
 async def test_a_closed_connection_is_not_used_again(steps: list[Any], client: Make) -> None:
     """A connection that the service has closed, or is about to close, costs no attempt."""
     async with scripted([steps, echo(Asked("GET", "/5", {}))]) as server, client(server.base) as asking:
-        await asking.get_file(5)
-        await asyncio.sleep(0.05)
-        await asking.get_file(5)
+        for _ in range(2):
+            await asking.get_file(5)
+            await asyncio.sleep(0.05)
         assert (server.connections, dict(asking.stats.error_kinds)) == (2, {})
-
-
-async def test_an_old_connection_is_not_used_again(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that was idle for as long as services usually allow is closed by the client."""
-    monkeypatch.setattr("pipeline.client.connections._MAX_IDLE_SECONDS", 0.05)
-    async with scripted(echo) as server, client(server.base) as asking:
-        await asking.get_file(5)
-        await asyncio.sleep(0.1)
-        await asking.get_file(5)
-        assert server.connections == 2
 
 
 @pytest.fixture

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.client.allowed_urls import SafeResolver, resolve_named_url
+from pipeline.client.allowed_urls import SafeResolver
 from pipeline.client.downloads import DownloadedReport, ReportNotReady
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.errors import ProtocolError
 from tests.client.scripted_server import Close, Wait, answer, scripted
-from tests.rows import every
 
 if TYPE_CHECKING:
     from tests.client.conftest import Make
@@ -24,17 +23,6 @@ PDF = b"%PDF-1.7\n" + b"x" * 5_000 + b"\n%%EOF\n"
 PACKED = gzip.compress(PDF, mtime=0)
 GZIP = [("Content-Encoding", "gzip")]
 BOMB = b"%PDF-1.7\n" + b"x" * 50_000_000 + b"\n%%EOF\n"
-
-
-async def test_a_ready_report_is_downloaded_completely(client: Make) -> None:
-    """The file gets the exact bytes; the result has their size and hash; earlier bytes in the file stay."""
-    into = io.BytesIO(b"kept")
-    into.seek(4)
-    steps = [answer(PDF)[:-3_000], Wait(0.05), answer(PDF)[-3_000:]]
-    async with scripted([steps]) as server, client(server.base) as asking:
-        found = await asking.download_report(f"{server.base}/r/1", into)
-    assert found == DownloadedReport(len(PDF), hashlib.sha256(PDF).hexdigest())
-    assert into.getvalue() == b"kept" + PDF
 
 
 async def test_not_ready(client: Make) -> None:
@@ -83,21 +71,23 @@ async def test_a_broken_download_is_retried(steps: Any, client: Make) -> None:
 @pytest.mark.parametrize(
     ("encoding", "body", "pieces"),
     [
+        ("", PDF, 2_000),
         ("gzip", PACKED, 1),
         ("X-GZIP", gzip.compress(PDF[:3_000], mtime=0) + gzip.compress(PDF[3_000:], mtime=0), 7),
         ("identity", PDF, 100_000),
     ],
-    ids=["gzip", "members", "identity"],
+    ids=["plain", "gzip", "members", "identity"],
 )
-async def test_a_compressed_report_is_decompressed(encoding: str, body: bytes, pieces: int, client: Make) -> None:
-    """A PDF that arrives compressed although that was not requested is saved as the PDF, however it is cut."""
-    into = io.BytesIO()
+async def test_a_ready_report_is_saved_completely(encoding: str, body: bytes, pieces: int, client: Make) -> None:
+    """The PDF is saved, however it is cut and compressed, with its size and hash; earlier bytes in the file stay."""
+    into = io.BytesIO(b"kept")
+    into.seek(4)
     whole = answer(body, headers=[("Content-Encoding", encoding)])
     head, parts = whole[: -len(body)], [body[start : start + pieces] for start in range(0, len(body), pieces)][:200]
     steps = [head, *(step for part in parts for step in (part, Wait(0.0))), body[sum(map(len, parts)) :]]
     async with scripted([steps]) as server, client(server.base) as asking:
         found = await asking.download_report("/r/1", into)
-    assert into.getvalue() == PDF
+    assert into.getvalue() == b"kept" + PDF
     assert found == DownloadedReport(len(PDF), hashlib.sha256(PDF).hexdigest())
 
 
@@ -120,14 +110,11 @@ async def test_a_report_is_capped(sent: bytes, client: Make) -> None:
     assert len(into.getvalue()) <= 60_000
 
 
-@pytest.mark.parametrize("encoding", ["br", "zstd", "compress", "gzip, gzip", "aes128gcm", "\u202ebr", ""])
+@pytest.mark.parametrize("encoding", ["br", "zstd", "compress", "gzip, gzip", "aes128gcm", "\u202ebr"])
 async def test_an_unknown_compression_of_a_report_is_refused_by_name(encoding: str, client: Make) -> None:
-    """Another Content-Encoding is a protocol error with its name, after one request; an empty one is none."""
+    """Another Content-Encoding is a protocol error with its name, after one request."""
     headers = [("Content-Encoding", encoding)]
     async with scripted(answer(PDF, headers=headers)) as server, client(server.base) as asking:
-        if not encoding:
-            assert isinstance(await asking.download_report("/r/1", io.BytesIO()), DownloadedReport)
-            return
         with pytest.raises(ProtocolError, match="Content-Encoding that was not requested") as raised:
             await asking.download_report("/r/1", io.BytesIO())
         assert encoding.removeprefix("\u202e") in raised.value.message
@@ -136,43 +123,18 @@ async def test_an_unknown_compression_of_a_report_is_refused_by_name(encoding: s
 
 
 async def test_no_secret_is_sent_to_the_report_host(client: Make) -> None:
-    """Another origin gets no token, cookie or referrer, wherever the token is sent otherwise."""
+    """Another origin gets no token, cookie or referrer; a URL with the token is refused."""
     async with scripted(answer({"id": 5})) as server, scripted(answer(PDF)) as other:
         for place in ("query", "header"):
-            async with client(server.base, token_location=place) as asking:
+            async with client(server.base, token_location=place, token="hush-hush-hush") as asking:
                 await asking.get_file(5)
                 await asking.download_report(f"{other.base}/r/1?sig=x", io.BytesIO())
+                with pytest.raises(ProtocolError, match="token") as raised:
+                    await asking.download_report(f"{other.base}/r/1?token=hush-hush-hush", io.BytesIO())
+                assert "hush" not in str(raised.value)
+        assert [asked.target for asked in other.asked] == ["/r/1?sig=x"] * 2
         for asked in other.asked:
-            assert asked.target == "/r/1?sig=x"
             assert not {"token", "cookie", "referer", "authorization"} & asked.headers.keys()
-
-
-async def test_a_foreign_url_with_the_token_is_refused(client: Make) -> None:
-    """A report URL of another origin that contains the token is not requested."""
-    async with scripted(answer(PDF)) as other, scripted(answer(PDF)) as server:
-        async with client(server.base, token="hush-hush-hush") as asking:
-            with pytest.raises(ProtocolError, match="token") as raised:
-                await asking.download_report(f"{other.base}/r/1?token=hush-hush-hush", io.BytesIO())
-            assert "hush" not in str(raised.value)
-        assert other.connections == 0
-
-
-async def test_redirects_to_other_hosts_are_not_followed(client: Make) -> None:
-    """A report URL that redirects to another host is a protocol error."""
-    async with scripted(answer(PDF), host="127.0.0.2") as other:
-        moved = answer(status=302, headers=[("Location", f"{other.base}/r")])
-        async with scripted(moved) as server, client(server.base) as asking:
-            with pytest.raises(ProtocolError, match="another host"):
-                await asking.download_report(f"{server.base}/r/1", io.BytesIO())
-        assert other.connections == 0
-
-
-async def test_private_hosts_are_refused_before_connecting(client: Make) -> None:
-    """A public service cannot direct a request to this machine or its network; test_addresses.py has all addresses."""
-    async with client("https://93.184.215.14") as asking:
-        for host in ("10.0.0.1", "169.254.169.254", "[fe80::1]", "[::ffff:10.0.0.1]", "localhost", "LOCALHOST."):
-            with pytest.raises(ProtocolError, match="private"):
-                await asking.download_report(f"https://{host}/r", io.BytesIO())
 
 
 @pytest.mark.parametrize("places", [["10.0.0.1"], ["93.184.215.14", "127.0.0.1"], ["::ffff:192.168.0.1"]])
@@ -189,22 +151,3 @@ async def test_names_of_private_hosts_are_refused(
     async with client("https://93.184.215.14") as asking:
         with pytest.raises(ProtocolError, match="private"):
             await asking.download_report("https://evil.example/r", io.BytesIO())
-
-
-@every("url", ["http://files.example/r", "file:///etc/passwd", "ftp://x/y", "https://a@b/c", "https://x/\n", "http:"])
-def test_urls_that_are_never_requested(url: str) -> None:
-    """Plain http, other schemes, users and control characters are refused."""
-    with pytest.raises(ProtocolError):
-        resolve_named_url(url, "https://service.example", "a report URL")
-
-
-def test_urls_are_resolved() -> None:
-    """A relative URL belongs to the service; plain http on the service's own host becomes https."""
-    base = "https://service.example/tenant"
-    assert resolve_named_url("/r/1", base, "a report URL")[0] == "https://service.example/r/1"
-    assert (
-        resolve_named_url("http://service.example/r?x=:80", base, "a report URL")[0]
-        == "https://service.example/r?x=:80"
-    )
-    assert resolve_named_url("http://service.example:80/r", base, "a report URL")[0] == "https://service.example/r"
-    assert resolve_named_url("https://cdn.example/r", base, "a report URL")[0] == "https://cdn.example/r"

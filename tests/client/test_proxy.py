@@ -6,24 +6,26 @@ import asyncio
 import io
 import socket
 import ssl
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
 
 from pipeline.client.errors import RetriesExhaustedError
+from pipeline.client.factory import create_client
+from pipeline.client.probe import probe_service
 from pipeline.client.protocol import Detail
 from pipeline.emulator import Emulator
 from pipeline.errors import ProtocolError, ServiceUnavailableError
+from pipeline.settings import Settings
 from pipeline.urls import validate_proxy_url
+from schemas.requests import FileQuery
+from tests.client.conftest import spell_token
 from tests.client.scripted_server import answer, scripted
-from tests.oracle import differences
-from tests.processes import ended, launched
 from tests.rows import every
-from tests.sync.sync_harness import SEED, opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -63,12 +65,11 @@ class Proxy:
 
     async def carry(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         """Copy one direction."""
-        with suppress(OSError):
+        with closing(target), suppress(OSError):
             while part := await source.read(65_536):
                 self.seen += part
                 target.write(part)
                 await target.drain()
-        target.close()
 
 
 @asynccontextmanager
@@ -117,30 +118,23 @@ async def encrypted(port: int) -> AsyncIterator[int]:
         yield outer
 
 
-async def test_a_sync_through_a_proxy(tmp_path: Path) -> None:
-    """The lake equals the service, every connection used the proxy, and no byte of it contained the token."""
-    async with Emulator(60, seed=SEED) as emulator, proxied() as proxy:
+async def test_calls_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a proxy in the settings every connection of calls and checks uses it; no byte of it contains the token."""
+    trust = ssl.create_default_context(cafile=CERTIFICATES / "ca.pem")
+    monkeypatch.setattr("aiohttp.connector._SSL_CONTEXT_VERIFIED", trust)
+    async with Emulator(60, seed=1) as emulator, proxied() as proxy:
         plain = urlsplit(emulator.base_url).port
         assert plain is not None
         async with encrypted(plain) as port:
-            given = {
-                "SCANLAKE_BASE_URL": f"https://localhost:{port}",
-                "SCANLAKE_PROXY": proxy.address,
-                "SCANLAKE_LAKE": str(tmp_path / "lake"),
-                "SSL_CERT_FILE": str(CERTIFICATES / "ca.pem"),
-            }
-            code, out, err = await ended(await launched(emulator, "sync", **given))
-            assert code == 0, err
-            looked, told, _ = await ended(await launched(emulator, "check", **given))
-        truth = list(emulator.truth())
-    assert (looked, "ERROR" in told) == (0, False), told
-    assert "60 files fetched" in out
-    assert proxy.asked
+            settings = Settings(base_url=f"https://localhost:{port}", proxy=proxy.address)
+            assert (await probe_service(settings, emulator.token)).files == 60
+            async with create_client(settings, emulator.token) as asking:
+                ids = [item.id async for item in asking.iter_items(FileQuery())]
+                details = await asyncio.gather(*(asking.get_file(key) for key in emulator.world.keys()))  # noqa: SIM118
+    assert sorted(ids, key=str) == sorted((detail.id for detail in details if isinstance(detail, Detail)), key=str)
+    assert len(proxy.asked) > 2
     assert set(proxy.asked) == {f"CONNECT localhost:{port} HTTP/1.1"}
-    for spelled in (emulator.token, quote(emulator.token, safe="")):
-        assert spelled.encode() not in proxy.seen
-    with opened(tmp_path / "lake") as db:
-        assert differences(db, truth) == []
+    assert not [spelled for spelled in spell_token(emulator.token) if spelled.encode() in proxy.seen]
 
 
 async def test_plain_http_does_not_use_the_proxy(client: Make) -> None:

@@ -8,7 +8,7 @@ import ssl
 import struct
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -19,27 +19,24 @@ if TYPE_CHECKING:
     from tests.client.conftest import Make
 
 
-@pytest.mark.parametrize("certificate", [None, Path(__file__).with_name("untrusted.pem")])
-async def test_tls_failures_are_not_retried(certificate: Path | None, client: Make) -> None:
-    """An untrusted certificate, or no TLS at all, fails immediately without a retry."""
-    context = None
-    if certificate is not None:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(certificate)
-    connections: list[asyncio.StreamWriter] = []
+UNTRUSTED: Final = Path(__file__).with_name("untrusted.pem")
 
-    def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.append(writer)
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        writer.close()
 
-    server = await asyncio.start_server(greet, "127.0.0.1", 0, ssl=context)
-    async with server, client(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}") as asking:
-        with pytest.raises(ServiceUnavailableError, match="TLS") as raised:
-            await asking.get_file(5)
-        assert isinstance(raised.value, RetriesExhaustedError)
-        assert (raised.value.kind, raised.value.attempts) == ("tls", 1)
-    assert len(connections) <= 1
+def create_context(*, is_old: bool = False) -> ssl.SSLContext:
+    """Return the TLS of a service whose certificate nobody trusts, or that has no version after 1.1."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(UNTRUSTED)
+    if is_old:
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        with warnings.catch_warnings(action="ignore"):
+            context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+    return context
+
+
+async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer without TLS of its own."""
+    writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    writer.close()
 
 
 async def read_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -55,27 +52,25 @@ async def read_and_reset(reader: asyncio.StreamReader, writer: asyncio.StreamWri
     writer.transport.abort()
 
 
-@pytest.mark.parametrize("end", [read_and_close, read_and_reset])
-async def test_a_lost_handshake_is_repeated_once(end: Any, client: Make) -> None:
-    """A service that ends the TLS handshake, because of its version for example, is named after two attempts."""
-    server = await asyncio.start_server(end, "127.0.0.1", 0)
+@pytest.mark.parametrize(
+    ("serve", "context", "ends"),
+    [
+        (greet, None, {("tls", 1)}),
+        (greet, create_context(), {("tls", 1)}),
+        (read_and_close, None, {("handshake", 2)}),
+        (read_and_reset, None, {("handshake", 2)}),
+        (read_and_close, create_context(is_old=True), {("tls", 1), ("handshake", 2)}),
+    ],
+    ids=["no TLS", "untrusted", "closed", "reset", "TLS 1.1"],
+)
+async def test_tls_failures_are_not_retried(
+    serve: Any, context: ssl.SSLContext | None, ends: set[tuple[str, int]], client: Make
+) -> None:
+    """A handshake that fails is named and not repeated; one that the service ends is tried once more."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     base = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server, client(base, max_attempts=6) as asking:
-        with pytest.raises(ServiceUnavailableError, match="TLS handshake") as raised:
+        with pytest.raises(ServiceUnavailableError, match="TLS") as raised:
             await asking.get_file(5)
     assert isinstance(raised.value, RetriesExhaustedError)
-    assert (raised.value.kind, raised.value.attempts) == ("handshake", 2)
-
-
-async def test_an_old_tls_version_is_not_retried_for_long(client: Make) -> None:
-    """A service with TLS 1.1 at most is named; if it resets the connection instead of saying so, after two attempts."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(Path(__file__).with_name("untrusted.pem"))
-    context.set_ciphers("ALL:@SECLEVEL=0")
-    with warnings.catch_warnings(action="ignore"):
-        context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
-    server = await asyncio.start_server(read_and_close, "127.0.0.1", 0, ssl=context)
-    async with server, client(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}") as asking:
-        with pytest.raises(RetriesExhaustedError, match="TLS") as raised:
-            await asking.get_file(5)
-    assert (raised.value.kind, raised.value.attempts) in {("tls", 1), ("handshake", 2)}
+    assert (raised.value.kind, raised.value.attempts) in ends
