@@ -55,6 +55,17 @@ WITH_DETAILS: Final = CrawlOptions(
 LIST_ONLY: Final = replace(WITH_DETAILS, fetch_details="never")
 
 
+async def know_nothing(_: Sequence[int]) -> dict[int, FileVersionRecord]:
+    """Look files up in an empty lake."""
+    return {}
+
+
+def stored_version(file_id: int, run_id: str = "earlier", **changes: Any) -> FileVersionRecord:
+    """Return what a lake has stored of a file."""
+    common = {"commit_seq": 1, "deleted": False, "instance_id": None, "fetch_signature": WITH_DETAILS.fetch_signature}
+    return FileVersionRecord(file_id=file_id, run_id=run_id, **{**common, **changes})
+
+
 class ChangingEmulator(Emulator):
     """An emulator that changes at every request: `pace` changes each, and `seconds` pass."""
 
@@ -109,12 +120,17 @@ class FakeLake:
         assert len(ids) == len(set(ids)), "a file comes once in a batch"
         for version in batch.versions:
             self.versions[version.file_id] = version
-            digest = content_digest(version.list_item or b"")
-            self.stored[version.file_id] = FileVersionRecord(
-                version.file_id, len(self.batches) + 1, deleted=False, updated_at=version.updated_at,
-                fetched_at=version.fetched_at, digest=digest, fetch_signature=version.fetch_signature,
-                is_stable=version.is_stable, instance_id=version.instance, run_id=run_id,
-            )  # fmt: skip
+            self.stored[version.file_id] = stored_version(
+                version.file_id,
+                run_id,
+                commit_seq=len(self.batches) + 1,
+                updated_at=version.updated_at,
+                fetched_at=version.fetched_at,
+                digest=content_digest(version.list_item or b""),
+                fetch_signature=version.fetch_signature,
+                is_stable=version.is_stable,
+                instance_id=version.instance,
+            )
             if version.detail is not None:
                 self.rejects.pop(version.file_id, None)
         for reject in batch.rejects:
@@ -125,10 +141,8 @@ class FakeLake:
         self.deleted |= {tombstone.file_id for tombstone in batch.tombstones}
         for completed in batch.windows:
             self._check(completed.window)
-            span = None
-            if completed.is_consistent:
-                span = covered_span(completed.window, completed.listed_at, LOOKBACK)
-            if span is not None:
+            span = covered_span(completed.window, completed.listed_at, LOOKBACK)
+            if completed.is_consistent and span is not None:
                 self.coverage = add_span(self.coverage, *span)
         self.batches.append(batch)
 

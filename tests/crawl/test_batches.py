@@ -17,15 +17,15 @@ from pipeline.crawl.models import CrawlStats, ListedWindow
 from pipeline.crawl.windows import Window
 from pipeline.emulator import Emulator
 from pipeline.errors import StorageError
-from pipeline.lake.models import FileVersionRecord
 from schemas.file_versions import FileVersion, content_digest
-from tests.crawl.crawl_harness import WITH_DETAILS, FakeLake, run_crawl
+from tests.crawl.crawl_harness import WITH_DETAILS, FakeLake, know_nothing, run_crawl, stored_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.crawl.batcher import Commit
+    from pipeline.crawl.batcher import Commit, Sink
     from pipeline.crawl.models import CommitBatch
+    from pipeline.lake.models import FileVersionRecord
 
 _MAX_UNITS = 40
 _UNIT_BYTES = 1_000
@@ -66,16 +66,11 @@ async def test_nothing_is_committed_after_a_failed_commit() -> None:
         return commit
 
     written: list[list[int]] = []
-    options = replace(WITH_DETAILS, commit_every_files=1)
-    in_flight = InFlightFiles(options, CrawlStats(), run_id="run", lookup=_know_nothing)
-    batches = Batcher(options, in_flight, sink)
-    window = ListedWindow(Window(0, 10))
-    await in_flight.submit([ListItem(number, None, None, b"{}") for number in (1, 2)], window)
+    batches, in_flight = await _create_batcher(sink)
     running = asyncio.create_task(batches.run())
     for _ in range(2):
-        task = await in_flight.next_task()
-        await batches.add_file(task, FetchResult(FileVersion(task.key, b"{}", None, None, 0, "detail")))
-        while len(written) < task.key:
+        key = await _finish_next(batches, in_flight)
+        while len(written) < key:
             await asyncio.sleep(0)
     second_is_written.set()
     with pytest.raises(StorageError) as failed:
@@ -93,37 +88,35 @@ async def test_a_failed_commit_is_raised_at_once() -> None:
 
         return commit
 
-    options = replace(WITH_DETAILS, commit_every_files=1, commit_every_seconds=60)
-    in_flight = InFlightFiles(options, CrawlStats(), run_id="run", lookup=_know_nothing)
-    batches = Batcher(options, in_flight, sink)
-    await in_flight.submit([ListItem(number, None, None, b"{}") for number in (1, 2)], ListedWindow(Window(0, 10)))
-    task = await in_flight.next_task()
-    await batches.add_file(task, FetchResult(FileVersion(task.key, b"{}", None, None, 0, "detail")))
+    batches, in_flight = await _create_batcher(sink)
+    await _finish_next(batches, in_flight)
     async with asyncio.timeout(10):
         with pytest.raises(StorageError) as failed:
             await batches.run()
     await batches.close(failed.value)
 
 
-async def _know_nothing(_: Sequence[int]) -> dict[int, FileVersionRecord]:
-    return {}
+async def _create_batcher(sink: Sink) -> tuple[Batcher, InFlightFiles]:
+    """Return a batcher of single files, and two files in flight."""
+    options = replace(WITH_DETAILS, commit_every_files=1, commit_every_seconds=60)
+    in_flight = InFlightFiles(options, CrawlStats(), run_id="run", lookup=know_nothing)
+    await in_flight.submit([ListItem(number, None, None, b"{}") for number in (1, 2)], ListedWindow(Window(0, 10)))
+    return Batcher(options, in_flight, sink), in_flight
+
+
+async def _finish_next(batches: Batcher, in_flight: InFlightFiles) -> int:
+    """Add the next file to the batcher, and return its key."""
+    task = await in_flight.next_task()
+    await batches.add_file(task, FetchResult(FileVersion(task.key, b"{}", None, None, 0, "detail")))
+    return task.key
 
 
 async def test_a_version_that_may_have_changed_meanwhile_is_fetched_again() -> None:
     """A stored version counts as current if it is stable; one that changed while it was fetched does not."""
     item = ListItem(1, None, 5_000_000, b'{"id": 1}')
     for is_stable in (True, False):
-        stored = FileVersionRecord(
-            file_id=1,
-            commit_seq=1,
-            deleted=False,
-            updated_at=item.updated_at,
-            fetched_at=6_000_000,
-            digest=content_digest(item.raw),
-            fetch_signature=WITH_DETAILS.fetch_signature,
-            is_stable=is_stable,
-            instance_id=None,
-            run_id="earlier",
+        stored = stored_version(
+            1, updated_at=item.updated_at, fetched_at=6_000_000, digest=content_digest(item.raw), is_stable=is_stable
         )
 
         async def lookup(_: Sequence[int], stored: FileVersionRecord = stored) -> dict[int, FileVersionRecord]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import pytest
 
@@ -13,38 +13,30 @@ from tests.crawl.crawl_harness import LIST_ONLY, WITH_DETAILS, FakeLake, differe
 SEED: Final = 5
 FILES: Final = 1_000
 PAGE: Final = 50
+_NONE: Final = {"paging": "none"}
+_BARE: Final = {"paging": "bare"}
 _FAST: Final = replace(LIST_ONLY, commit_every_files=1_000, includes=("locations",))
 
 
-@pytest.mark.parametrize(("spread", "factor"), [("even", 1.8), ("natural", 1.8), ("burst", 3.0), ("same-second", 3.0)])
-async def test_a_first_sync_of_many(spread: Literal["natural", "even", "burst", "same-second"], factor: float) -> None:
-    """A first sync makes at most a small multiple of the list calls that full pages would need."""
-    plan = WorldPlan(files=FILES, seed=SEED, spread=spread)
-    async with Emulator(plan=plan) as emulator:
-        lake = FakeLake()
-        result = await run_crawl(emulator, lake, _FAST)
-        assert len(lake.stored) == FILES
-        assert result.lists <= factor * FILES / PAGE
-        assert not result.inconsistent
-
-
 @pytest.mark.parametrize(
-    ("profile", "settings", "factor"),
+    ("spread", "profile", "settings", "factor"),
     [
-        *((profile, {}, 6) for profile in ("seen", "plain", "sparse", "contrary", "hostile")),
+        *(("even", "seen", {}, 1.8), ("burst", "seen", {}, 3.0), ("same-second", "seen", {}, 3.0)),
+        *(("natural", profile, {}, 6) for profile in ("plain", "sparse", "contrary", "hostile")),
         # One place of each page stays free; only an empty page ends a bare list.
-        *(("seen", {"paging": paging}, factor) for paging, factor in (("none", 1.4), ("bare", 1.45))),
+        *(("natural", "seen", settings, limit) for settings, limit in (({}, 1.8), (_NONE, 1.4), (_BARE, 1.45))),
     ],
     ids=str,
 )
-async def test_a_first_sync_whatever_the_answers(profile: str, settings: dict[str, str], factor: float) -> None:
-    """Lists without hints or counts need more list calls, but not many more."""
+async def test_a_first_sync_of_many(spread: Any, profile: str, settings: dict[str, str], factor: float) -> None:
+    """A first sync makes a small multiple of the calls that full pages need; without hints or counts not many more."""
     quirks = make_quirks(profile, settings)
-    async with Emulator(FILES, seed=SEED, quirks=quirks) as emulator:
+    async with Emulator(plan=WorldPlan(files=FILES, seed=SEED, spread=spread), quirks=quirks) as emulator:
         lake = FakeLake()
         result = await run_crawl(emulator, lake, _FAST, token_location="header" if profile == "contrary" else "query")
         assert len(lake.stored) == FILES
         assert result.lists <= factor * FILES / (quirks.page_cap or PAGE)
+        assert not result.inconsistent or profile != "seen"
 
 
 async def test_only_changes_are_fetched() -> None:
@@ -67,10 +59,9 @@ async def test_a_change_within_the_second_of_the_timestamp() -> None:
         emulator.world.clock.set(emulator.world.clock.now())
         key = emulator.world.keys()[7]
         emulator.world.edit(key, "add-upload")
-        await run_crawl(emulator, lake)
+        assert (await run_crawl(emulator, lake)).details == 60
         emulator.world.edit(key, "add-form")
-        second = await run_crawl(emulator, lake)
-        assert second.details == 1
+        assert (await run_crawl(emulator, lake)).details == 1
         assert differences(emulator, lake) == []
 
 
@@ -84,11 +75,9 @@ async def test_lists_with_few_includes(includes: tuple[Literal["fields"], ...]) 
         emulator.world.edit(key, "add-upload")
         await run_crawl(emulator, lake, options)
         emulator.world.edit(key, "add-upload", at=emulator.world.records[key].updated)
-        second = await run_crawl(emulator, lake, options)
-        assert second.details == 1
-        emulator.world.clock.advance(60)
-        assert (await run_crawl(emulator, lake, options)).details == 1
-        assert (await run_crawl(emulator, lake, options)).details == 0
+        for pause, details in ((0, 1), (60, 1), (0, 0)):
+            emulator.world.clock.advance(pause)
+            assert (await run_crawl(emulator, lake, options)).details == details
 
 
 async def test_always() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.crawl.listing import WindowReader
 from pipeline.crawl.models import RefetchRequest, parse_reference
-from pipeline.emulator import Emulator, Faults, make_quirks
+from pipeline.emulator import Emulator, make_quirks
 from pipeline.errors import AuthenticationError, ProtocolError, ServiceUnavailableError
 from schemas.file_versions import Reject
 from tests.crawl.crawl_harness import WITH_DETAILS, ChangingEmulator, FakeLake, differences, run_crawl
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 SEED: Final = 21
 FILES: Final = 80
-GONE_SHAPES: Final = (
-    *("404", "410", "empty", "null", "[]", "{}", "data-null", "data-list", "envelope-300", "response-error"),
-)
 
 
 def refetches(lake: FakeLake) -> list[RefetchRequest]:
@@ -128,38 +125,31 @@ async def test_a_reject_is_tried_once_per_run(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("status", "path", "skip", "stored"),
-    [("500", "/api/v2/files/", 0, 0), ("500", "/api/v2/files/", 40, 20), ("503", "/", 50, 20)],
+    ("status", "path", "skip", "stored", "error"),
+    [
+        *(("500", "/api/v2/files/", skip, skip // 2, ServiceUnavailableError) for skip in (0, 40)),
+        ("503", "/", 50, 20, ServiceUnavailableError),
+        ("401", "/", 40, 0, AuthenticationError),
+    ],
 )
-async def test_an_outage(status: str, path: str, skip: int, stored: int) -> None:
-    """If every detail or every request fails, at once or later, the run fails and keeps what was committed."""
+async def test_an_outage(status: str, path: str, skip: int, stored: int, error: type[Exception]) -> None:
+    """If every detail or request fails, or the token is refused, the run fails soon and keeps what was committed."""
     async with Emulator(FILES, seed=SEED) as emulator:
         emulator.script(status, times=100_000, path=path, skip=skip)
         lake = FakeLake()
-        with pytest.raises(ServiceUnavailableError):
+        with pytest.raises(error):
             await run_crawl(emulator, lake, max_attempts=1)
         assert lake.rejects == {}
         assert lake.watermark is None
         assert len(lake.stored) >= stored
         assert emulator.counts["detail"] < skip + 60
+        assert emulator.statuses[401] <= 40
         emulator.faults.clear()
         await run_crawl(emulator, lake)
         assert differences(emulator, lake) == []
 
 
-async def test_random_errors_are_retried() -> None:
-    """Random errors are retried; at worst a file is a reject that the next run fetches."""
-    async with Emulator(60, seed=SEED, faults=Faults(probabilities={"500": 0.05, "502": 0.05})) as emulator:
-        lake = FakeLake()
-        await run_crawl(emulator, lake, max_attempts=4, total_deadline_seconds=30.0)
-        assert len(lake.stored) == 60
-        emulator.faults.clear()
-        await run_crawl(emulator, lake, refetches=refetches(lake))
-        assert lake.rejects == {}
-        assert differences(emulator, lake) == []
-
-
-@pytest.mark.parametrize("shape", GONE_SHAPES)
+@pytest.mark.parametrize("shape", ["404", "{}", "envelope-300"])
 async def test_deleted_between_list_and_detail(shape: str) -> None:
     """A file that is deleted before its detail is requested gets a tombstone, and the run succeeds."""
     async with ChangingEmulator(30, seed=SEED, quirks=make_quirks("seen", {"not_found": shape})) as emulator:
@@ -220,16 +210,6 @@ async def test_no_file_is_found_by_id(monkeypatch: pytest.MonkeyPatch, shape: st
         assert lake.watermark is None
         assert lake.deleted == set()
         assert emulator.counts["detail"] < 100
-
-
-async def test_the_token_is_refused_in_the_middle() -> None:
-    """A refused token ends the crawl after a few requests, with that error and not a group."""
-    async with Emulator(FILES, seed=SEED) as emulator:
-        emulator.script("401", times=100_000, skip=40)
-        lake = FakeLake()
-        with pytest.raises(AuthenticationError):
-            await run_crawl(emulator, lake)
-        assert emulator.statuses[401] <= 40
 
 
 async def test_details_that_never_agree_with_the_list() -> None:

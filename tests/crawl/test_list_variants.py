@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
@@ -18,18 +19,21 @@ from pipeline.emulator import Emulator, make_quirks
 from pipeline.errors import ProtocolError
 from schemas.timestamps import SECOND, from_datetime
 from tests.client.scripted_server import Asked, answer, scripted
-from tests.crawl.crawl_harness import LIST_ONLY, WITH_DETAILS, FakeLake, differences, run_crawl
+from tests.crawl.crawl_harness import LIST_ONLY, FakeLake, differences, know_nothing, run_crawl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pipeline.crawl.models import CrawlOptions
-    from pipeline.lake.models import FileVersionRecord
+    from tests.client.scripted_server import Scripted
     from tests.crawl.crawl_harness import CrawlRun
 
 SEED: Final = 9
 FILES: Final = 160
 
+_NONE: Final = {"paging": "none"}
+_BARE: Final = {"paging": "bare", "order": "shuffled"}
+_NO_NEXT: Final = {"next_page_url": "null"}
 ANSWERS: Final[list[dict[str, Any]]] = [
     {"paging": "top", "order": "updated-asc"},
     {"paging": "meta", "order": "id-asc"},
@@ -57,61 +61,34 @@ ANSWERS: Final[list[dict[str, Any]]] = [
 ]
 
 
-def named(settings: dict[str, Any]) -> str:
-    """Return the values of a case, as its name."""
-    return "-".join(str(value) for value in settings.values())
-
-
-async def crawl_and_compare(emulator: Emulator, options: CrawlOptions, **client_options: Any) -> CrawlRun:
-    """Crawl twice, with changes in between; the lake equals the service both times. Return the first crawl."""
-    lake = FakeLake()
-    first = await run_crawl(emulator, lake, options, **client_options)
-    assert differences(emulator, lake) == []
-    assert len(lake.stored) == FILES
-    emulator.world.update(emulator.world.pick_random(20))
-    emulator.world.create(60)
-    emulator.world.clock.advance(3)
-    await run_crawl(emulator, lake, options, **client_options)
-    assert differences(emulator, lake) == []
-    assert lake.rejects == {}
-    assert emulator.strays == []
-    return first
-
-
-@pytest.mark.parametrize("settings", ANSWERS, ids=named)
-async def test_every_answer_of_the_list(settings: dict[str, Any]) -> None:
-    """All files and all later changes arrive, whatever the service answers where the interface is undefined."""
-    async with Emulator(FILES, seed=SEED, quirks=make_quirks("seen", settings)) as emulator:
-        first = await crawl_and_compare(emulator, LIST_ONLY)
-        assert not first.inconsistent
-        assert first.lists <= 8 * FILES / (emulator.quirks.page_cap or 50) + 40
-
-
 @pytest.mark.parametrize(
-    ("max_body_bytes", "settings"),
+    ("settings", "client_options"),
     [
-        (70_000, {"paging": "top"}),
-        (200_000, {"paging": "none", "next_page_url": "null"}),
-        (70_000, {"paging": "bare", "order": "shuffled"}),
-        (70_000, {"page_cap": 20, "paging": "none"}),
-        (200_000, {"updated_in_list": "absent"}),
+        *((settings, {}) for settings in ANSWERS),
+        *(
+            ({"paging": "top"} | settings, {"max_body_bytes": 70_000})
+            for settings in ({}, _BARE, {"page_cap": 20} | _NONE)
+        ),
+        *((settings, {"max_body_bytes": 200_000}) for settings in (_NONE | _NO_NEXT, {"updated_in_list": "absent"})),
     ],
-    ids=str,
+    ids=lambda values: "-".join(map(str, values.values())),
 )
-async def test_pages_that_are_too_large(settings: dict[str, Any], max_body_bytes: int) -> None:
-    """A list whose pages are larger than the client accepts is read by pages of fewer files, and completely."""
+async def test_every_answer_of_the_list(settings: dict[str, Any], client_options: dict[str, Any]) -> None:
+    """All files and later changes arrive, whatever the interface leaves open, and if pages are too large."""
     async with Emulator(FILES, seed=SEED, quirks=make_quirks("seen", settings)) as emulator:
-        first = await crawl_and_compare(emulator, LIST_ONLY, max_body_bytes=max_body_bytes)
+        lake = FakeLake()
+        first = await run_crawl(emulator, lake, LIST_ONLY, **client_options)
+        assert differences(emulator, lake) == []
+        assert len(lake.stored) == FILES
         assert not first.inconsistent
-
-
-@pytest.mark.parametrize("profile", ["seen", "plain", "sparse", "hostile", "instances"])
-async def test_every_profile(profile: str) -> None:
-    """Every profile of answers is read completely, with details; the first page of a split window is used."""
-    async with Emulator(FILES, seed=SEED, quirks=make_quirks(profile)) as emulator:
-        first = await crawl_and_compare(emulator, WITH_DETAILS)
-        assert first.stats.details_fetched == FILES
-        assert profile == "instances" or first.details == FILES, "no file is fetched twice"
+        assert client_options or first.lists <= 8 * FILES / (emulator.quirks.page_cap or 50) + 40
+        emulator.world.update(emulator.world.pick_random(20))
+        emulator.world.create(60)
+        emulator.world.clock.advance(3)
+        await run_crawl(emulator, lake, LIST_ONLY, **client_options)
+        assert differences(emulator, lake) == []
+        assert lake.rejects == {}
+        assert emulator.strays == []
 
 
 async def test_one_file_is_too_large() -> None:
@@ -132,21 +109,19 @@ async def test_instances_that_come_one_after_the_other() -> None:
     held: list[dict[str, Any]] = [item(7, "2024-01-01T00:00:00Z")]
     async with scripted(_service(lambda: held)) as server, Client(server.base, "secret") as client:
         lake = FakeLake()
-        await run_crawl(_At(server.base), lake, LIST_ONLY, client=client)  # type: ignore[arg-type]
+        await _crawl(server, client, lake, LIST_ONLY)
         assert set(lake.stored) == {7}
         held.append(item(8, "2024-01-02T00:00:00Z"))
         second = Window(from_datetime(datetime(2024, 1, 2, tzinfo=UTC)) // SECOND, None)
-        await run_crawl(_At(server.base), lake, LIST_ONLY, windows=[second], client=client)  # type: ignore[arg-type]
+        await _crawl(server, client, lake, LIST_ONLY, windows=[second])
         assert set(lake.stored) == {7, 8}
         assert lake.identity == "file_id"
 
 
-class _At:
-    """The address of a scripted service."""
-
-    def __init__(self, base_url: str) -> None:
-        self.base_url = base_url
-        self.token = "secret"
+async def _crawl(server: Scripted, client: Client, lake: FakeLake, options: CrawlOptions, **more: Any) -> CrawlRun:
+    """Crawl a scripted service."""
+    address = SimpleNamespace(base_url=server.base, token="secret")
+    return await run_crawl(cast("Emulator", address), lake, options, client=client, **more)
 
 
 def _service(held: Callable[[], list[dict[str, Any]]]) -> Callable[[Asked], bytes]:
@@ -191,11 +166,8 @@ async def test_a_list_without_an_end(case: str) -> None:
     def respond(asked: Asked) -> bytes:
         return answer(ROUND[case](int(asked.query.get("page", "1"))))
 
-    async def lookup(_: object) -> dict[int, FileVersionRecord]:
-        return {}
-
     async with scripted(respond) as server, Client(server.base, "secret") as client:
-        crawl = Crawler(client, LIST_ONLY, run_id="r", lookup=lookup, now_us=lambda: 1_800_000_000 * SECOND)
+        crawl = Crawler(client, LIST_ONLY, run_id="r", lookup=know_nothing, now_us=lambda: 1_800_000_000 * SECOND)
         with pytest.raises(ProtocolError):
             await crawl.run([ALL_TIME], _nowhere)
         assert len(server.asked) < 200, case
@@ -228,11 +200,11 @@ async def test_a_document_without_an_id() -> None:
     good = [{"id": str(10**18 + n), "scan_code": "S", "updated_at": stamp} for n in range(3)]
     async with scripted(_service(lambda: [*odd, *good])) as server, Client(server.base, "secret") as client:
         lake = FakeLake()
-        result = await run_crawl(_At(server.base), lake, LIST_ONLY, client=client)  # type: ignore[arg-type]
+        result = await _crawl(server, client, lake, LIST_ONLY)
         assert set(lake.stored) == {10**18, 10**18 + 1, 10**18 + 2}
         assert sorted(reject.document for reject in lake.rejects_without_id) == sorted(
             json.dumps(item).encode() for item in odd
         )
         assert result.stats.rejects == 4
         with pytest.raises(ProtocolError, match="max_rejects"):
-            await run_crawl(_At(server.base), FakeLake(), replace(LIST_ONLY, max_rejects=3), client=client)  # type: ignore[arg-type]
+            await _crawl(server, client, FakeLake(), replace(LIST_ONLY, max_rejects=3))

@@ -42,21 +42,21 @@ async def test_one_second(count: int, order: str) -> None:
         assert result.lists < 200
 
 
-@pytest.mark.parametrize("settings", [{"paging": "bare"}, {"updated_in_list": "absent"}, {"page_cap": 20}])
-async def test_one_second_without_hints(settings: dict[str, object]) -> None:
-    """The same if the service sends no counts, no timestamps, or small pages."""
-    async with ChangingEmulator(180, seed=SEED, quirks=make_quirks("seen", settings)) as emulator:
-        fill_second(emulator, 130)
-        lake = FakeLake()
-        result = await run_crawl(emulator, lake, LIST_ONLY)
-        assert differences(emulator, lake) == []
-        assert not result.inconsistent
-
-
-async def test_seconds_in_a_row() -> None:
-    """Consecutive overflowing seconds, whose widened bounds overlap, are each read completely."""
-    async with ChangingEmulator(500, seed=SEED) as emulator:
-        fill_second(emulator, 400, spread=5)
+@pytest.mark.parametrize(
+    ("count", "files", "spread", "settings"),
+    [
+        *(
+            (130, 180, 1, settings)
+            for settings in ({"paging": "bare"}, {"updated_in_list": "absent"}, {"page_cap": 20})
+        ),
+        (400, 500, 5, {}),
+    ],
+    ids=["bare", "no timestamps", "small pages", "seconds in a row"],
+)
+async def test_seconds_without_hints(count: int, files: int, spread: int, settings: dict[str, object]) -> None:
+    """The same without counts or timestamps, with small pages, and for seconds whose widened bounds overlap."""
+    async with ChangingEmulator(files, seed=SEED, quirks=make_quirks("seen", settings)) as emulator:
+        fill_second(emulator, count, spread=spread)
         lake = FakeLake()
         result = await run_crawl(emulator, lake, LIST_ONLY)
         assert differences(emulator, lake) == []

@@ -75,52 +75,30 @@ def count_matches(window: Window, stamps: Sequence[int]) -> int:
     return sum(window.may_contain(stamp) for stamp in stamps)
 
 
-@given(windows(), stamp_lists, st.integers(1, 12))
-def test_split_by_timestamps_tiles_the_window(window: Window, stamps: list[int], limit: int) -> None:
-    """The sub-windows follow each other without gap or overlap, from the window's start to its end."""
-    assert_tiles(window, split_by_timestamps(window, stamps, limit))
-
-
 @given(st.one_of(windows(), windows(0, 100_000)), st.one_of(stamp_lists, spread_lists), st.integers(1, 12))
 @example(ALL_TIME, [0, 5, 7, 8, 20], 2)
-def test_no_tile_matches_more_than_fits(window: Window, stamps: list[int], limit: int) -> None:
-    """A sub-window that does not overflow matches at most as many timestamps as fit, with its widened bounds."""
-    for tile in split_by_timestamps(window, stamps, limit):
+def test_split_by_timestamps_tiles_the_window(window: Window, stamps: list[int], limit: int) -> None:
+    """Sub-windows tile their window, are few, and match at most what fits in a response, but for an overflow's end."""
+    tiles = split_by_timestamps(window, stamps, limit)
+    assert_tiles(window, tiles)
+    assert window != ALL_TIME or len(tiles) <= len(set(stamps)) + 1
+    for tile in tiles:
         if not tile.overflows:
             assert count_matches(tile, stamps) <= limit
-
-
-@given(windows(), stamp_lists, st.integers(1, 12))
-def test_an_overflow_is_at_the_end_of_its_window(window: Window, stamps: list[int], limit: int) -> None:
-    """An overflowing sub-window has too many timestamps in its last seconds, where it is read by pages."""
-    for tile in split_by_timestamps(window, stamps, limit):
-        if tile.overflows and tile.end is not None and tile.end != window.end:
+        elif tile.end is not None and tile.end != window.end:  # read by pages: too many in the last seconds
             assert count_matches(Window(tile.end - MIN_WINDOW_SECONDS, tile.end), stamps) > limit
-
-
-@given(stamp_lists.filter(bool), st.integers(1, 12))
-def test_there_are_few_sub_windows(stamps: list[int], limit: int) -> None:
-    """There are at most as many sub-windows as timestamps, and one more."""
-    assert len(split_by_timestamps(ALL_TIME, stamps, limit)) <= len(set(stamps)) + 1
 
 
 @given(windows(), st.lists(st.integers(-5, SPAN + 5)), st.integers(-3, SPAN + 3), st.integers(2, 16))
 def test_split_by_time_tiles_the_window(window: Window, seen: list[int], now: int, pieces: int) -> None:
-    """A window that is split by time has at least two sub-windows, without gap or overlap."""
-    if window.is_narrow:
-        return
-    parts = split_by_time(window, known=seen, now=now, pieces=pieces)
-    assert_tiles(window, parts)
-    assert len(parts) >= 2
-
-
-@given(windows(), st.integers(-3, SPAN + 3), st.integers(2, 16))
-def test_splitting_by_time_ends(window: Window, now: int, pieces: int) -> None:
-    """However often the oldest sub-window overflows, it is narrow after a bounded number of splits."""
+    """A window is split into two or more; however often the oldest overflows, it is narrow after a bounded number."""
     for _ in range(64):
         if window.is_narrow:
             return
-        window = split_by_time(window, known=(), now=now, pieces=pieces)[0]
+        parts = split_by_time(window, known=seen, now=now, pieces=pieces)
+        assert_tiles(window, parts)
+        assert len(parts) >= 2
+        window, seen = parts[0], []
     pytest.fail(f"{window} is still split")
 
 
@@ -193,19 +171,13 @@ def test_the_watermark_has_no_gap_before_it(coverage: Coverage) -> None:
         assert reached not in covered(coverage) or reached == AFTER
 
 
-@given(windows(), st.integers(0, SPAN), st.integers(0, SPAN))
-def test_the_covered_span_ends_before_the_lookback(window: Window, listed_at: int, lookback: int) -> None:
-    """A completed window of a killed run covers its seconds up to the lookback before its list."""
+@given(coverages(), windows(), st.integers(0, SPAN), st.integers(0, SPAN))
+def test_the_covered_span_ends_before_the_lookback(
+    coverage: Coverage, window: Window, listed_at: int, lookback: int
+) -> None:
+    """A completed window of a killed run covers its seconds up to the lookback before its list, and no other."""
     span = covered_span(window, listed_at, lookback)
     inside = {at for at in seconds_of(window.start, window.end) if at < listed_at - lookback}
     assert (set() if span is None else seconds_of(*span)) == inside
-
-
-@given(coverages(), windows(), st.integers(0, SPAN), st.integers(0, SPAN))
-def test_a_covered_span_adds_only_its_seconds(
-    coverage: Coverage, window: Window, listed_at: int, lookback: int
-) -> None:
-    """Adding a covered span covers no other second."""
-    span = covered_span(window, listed_at, lookback)
     if span is not None:
-        assert covered(add_span(coverage, *span)) == covered(coverage) | seconds_of(*span)
+        assert covered(add_span(coverage, *span)) == covered(coverage) | inside
