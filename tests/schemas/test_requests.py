@@ -23,33 +23,20 @@ def test_a_query_without_wishes_asks_for_the_largest_page() -> None:
 
 def test_every_parameter_is_spelled_as_the_interface_says() -> None:
     """The names and values of `GET /files` are those of section 4.1."""
-    query = FileQuery(
-        reference="AB 1/ü",
-        find="AB",
-        closed=False,
-        startdate="2024-01-01",
-        enddate="2024-01-31",
-        updated_start=datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC),
-        updated_end=datetime(2024, 1, 2, 3, 4, 6, tzinfo=timezone(timedelta(hours=1))),
-        limit=20,
-        include=INCLUDES,
-        field_id={7: "x", 8: ""},
-        lang="de",
-    )
+    texts: dict[str, Any] = {"reference": "AB 1/ü", "find": "AB", "lang": "de"}
+    days: dict[str, Any] = {"startdate": "2024-01-01", "enddate": "2024-01-31"}
+    start = datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)
+    end = datetime(2024, 1, 2, 3, 4, 6, tzinfo=timezone(timedelta(hours=1)))
+    others: dict[str, Any] = {"closed": False, "limit": 20, "include": INCLUDES, "field_id": {7: "x", 8: ""}}
+    query = FileQuery(updated_start=start, updated_end=end, **texts, **days, **others)
     assert query.parameters() == [
-        ("limit", "20"),
-        ("format", "json"),
-        ("reference", "AB 1/ü"),
-        ("find", "AB"),
-        ("lang", "de"),
+        *(("limit", "20"), ("format", "json")),
+        *texts.items(),
         ("closed", "0"),
-        ("startdate", "2024-01-01"),
-        ("enddate", "2024-01-31"),
-        ("updated_start", "2024-01-02T03:04:05Z"),
-        ("updated_end", "2024-01-02T02:04:06Z"),
+        *days.items(),
+        *(("updated_start", "2024-01-02T03:04:05Z"), ("updated_end", "2024-01-02T02:04:06Z")),
         *[("include[]", name) for name in ("uploads", "geocoding", "forms", "fields", "locations", "workflows")],
-        ("field_id[7]", "x"),
-        ("field_id[8]", ""),
+        *(("field_id[7]", "x"), ("field_id[8]", "")),
     ]
 
 
@@ -94,30 +81,17 @@ def test_a_report_is_spelled_as_the_interface_says() -> None:
 @every(
     ("model", "given"),
     [
-        (FileQuery, {"limit": 0}),
-        (FileQuery, {"limit": 251}),
+        *((FileQuery, {"limit": limit}) for limit in (0, 251)),
         (FileQuery, {"limit": 51, "include": ("uploads",)}),
-        (FileQuery, {"include": (SECRET,)}),
-        (FileQuery, {"reference": ""}),
-        (FileQuery, {"updated_start": SECRET}),
-        (FileQuery, {"updated_start": "2024-02-30"}),
-        (FileQuery, {"updated_start": "\uff12\uff10\uff12\uff14-01-01"}),
-        (FileQuery, {"field_id": {SECRET: "x"}}),
-        (FileQuery, {"field_id": {7: [SECRET]}}),
-        (FileQuery, {"closed": SECRET}),
-        (FileQuery, {"unheard_of": SECRET}),
-        (ShareRequest, {}),
+        *((FileQuery, {"updated_start": day}) for day in (SECRET, "2024-02-30", "\uff12\uff10\uff12\uff14-01-01")),
+        *((FileQuery, {"field_id": fields}) for fields in ({SECRET: "x"}, {7: [SECRET]})),
+        *((FileQuery, given) for given in ({"include": (SECRET,)}, {"reference": ""}, {"closed": SECRET})),
+        *((FileQuery, {"unheard_of": SECRET}), (ShareRequest, {})),
+        *((ShareRequest, {"reference": "A", **given}) for given in ({"language": SECRET}, {"send_email": SECRET})),
         (ShareRequest, {"reference": "A" * 256}),
         (ShareRequest, {"reference": "A", "customer_reference": SECRET * 30}),
-        (ShareRequest, {"reference": "A", "language": SECRET}),
-        (ShareRequest, {"reference": "A", "send_email": SECRET}),
-        (ReportRequest, {"files": ()}),
-        (ReportRequest, {"files": tuple(range(101))}),
-        (ReportRequest, {"files": (1, 1)}),
-        (ReportRequest, {"files": (SECRET,)}),
-        (ReportRequest, {"files": (True,)}),
-        (ReportRequest, {"files": (1,), "filename": ""}),
-        (ReportRequest, {"files": (1,), "settings": {"format": SECRET}}),
+        *((ReportRequest, {"files": files}) for files in ((), tuple(range(101)), (1, 1), (SECRET,), (True,))),
+        *((ReportRequest, {"files": (1,), **given}) for given in ({"filename": ""}, {"settings": {"format": SECRET}})),
     ],
 )
 def test_what_the_interface_refuses_never_leaves_the_machine(model: type[BaseModel], given: dict[str, Any]) -> None:

@@ -31,18 +31,11 @@ FIELDS: Final = {
     "workflow_definition_steps": "id workflow_id order description type allow_skip platform_description data"
     " deleted_at",
 }
-WITHOUT_COLUMN: Final = {
-    ("files", "uploads"): "rows of uploads",
-    ("files", "form_submits"): "rows of form_submits",
-    ("files", "fields"): "rows of fields",
-    ("files", "locations"): "rows of locations",
-    ("files", "workflow_runs"): "rows of workflow_runs",
-    ("uploads", "file_id"): "the row's file_id; kept in extra where it names another file",
-    ("fields", "file_id"): "the row's file_id; kept in extra where it names another file",
-    ("workflow_runs", "file_id"): "the row's file_id; kept in extra where it names another file",
+WITHOUT_COLUMN: Final[dict[tuple[str, str], str]] = {
+    **{("files", name): f"rows of {name}" for name in "uploads form_submits fields locations workflow_runs".split()},
+    **{(name, "file_id"): "the row's own, in extra if another" for name in ("uploads", "fields", "workflow_runs")},
     ("form_submits", "form"): "taken apart into form_id and title; the rest is kept in extra",
-    ("form_submits", "fields"): "rows of form_answers",
-    ("form_submits", "answers"): "rows of form_answers",
+    **{("form_submits", name): "rows of form_answers" for name in ("fields", "answers")},
     ("form_answers", "name"): "the label, in one of three spellings",
     ("fields", "donotuse"): "clients must not use it",
     ("workflow_runs", "workflow"): "a row of workflow_definitions",
@@ -81,19 +74,21 @@ def test_every_table_and_column_says_what_it_is(table: Table) -> None:
 
 @each_table
 def test_keys_and_parents_exist(table: Table) -> None:
-    """Keys are columns; a parent is a table that stands before its children."""
+    """Keys are columns; a parent is a table that stands before its children; a child has its file."""
     assert table.key
-    assert set(table.key) <= {column.name for column in table.columns}
+    assert set(table.key) <= {column.name for column in table.columns} - {"position"}
     before = [each.name for each in TABLES[: TABLES.index(table)]]
     assert table.parent in ["", *before]
+    assert ("file_id" in table.arrow.names) == table.is_per_file
+    assert table in {tables.DELETED_FILES, tables.MISFITS} or "extra" in table.arrow.names
 
 
 @each_table
-def test_every_row_says_when_and_by_whom(table: Table) -> None:
-    """Every row has the moment and the run of its fetch, and the seq of its version; a child has its file."""
-    assert {"_fetched_at", "_run_id", COMMIT_SEQ_COLUMN} <= set(table.arrow.names)
-    assert ("file_id" in table.arrow.names) == table.is_per_file
-    assert table in {tables.DELETED_FILES, tables.MISFITS} or "extra" in table.arrow.names
+def test_what_cannot_be_missing_is_declared_so(table: Table) -> None:
+    """Time of fetch, run and commit are in every row, and file and place if there are any: never NULL."""
+    marks = {"_fetched_at", "_run_id", COMMIT_SEQ_COLUMN}
+    needed = {field.name for field in table.arrow if not field.nullable}
+    assert needed >= marks | {"file_id", "position"} & set(table.arrow.names)
 
 
 KEYWORDS: Final = frozenset(
@@ -110,14 +105,6 @@ def test_every_reader_knows_names_and_types(table: Table) -> None:
     assert set(table.arrow.types) <= {pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.timestamp("us")}
 
 
-@each_table
-def test_what_cannot_be_missing_is_declared_so(table: Table) -> None:
-    """File, position, time of fetch, run and commit are in every row: the parts say that they are not NULL."""
-    sure = {"file_id", "position", "_fetched_at", "_run_id", COMMIT_SEQ_COLUMN}
-    assert {field.name for field in table.arrow if not field.nullable} >= sure & set(table.arrow.names)
-    assert "position" not in table.key
-
-
 def test_identifiers_that_are_no_numbers_fit() -> None:
     """Where the interface says identifier the column is text, of a device in every table; an integer is a number."""
     types = {name: {field.name: field.type for field in BY_NAME[name].arrow} for name in BY_NAME}
@@ -125,13 +112,7 @@ def test_identifiers_that_are_no_numbers_fit() -> None:
         assert types["uploads"][name] == pa.string()
     assert types["workflow_run_steps"]["device_id"] == pa.string()
     assert types["workflow_runs"]["workflow_id"] == types["workflow_runs"]["id"] == pa.int64()
-
-
-def test_the_deprecated_id_of_a_field_is_no_key() -> None:
-    """`fields.id` is wrongly mapped upstream: it is kept under another name, and is no key."""
-    assert "id" not in tables.FIELDS.arrow.names
-    assert "deprecated_id" in tables.FIELDS.arrow.names
-    assert "deprecated_id" not in tables.FIELDS.key
+    assert "deprecated_id" in types["fields"].keys() - {"id", *tables.FIELDS.key}, "the service maps it wrongly"
 
 
 def test_names_are_unique() -> None:
