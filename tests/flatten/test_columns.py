@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
@@ -14,16 +15,9 @@ from schemas import value_types
 from schemas.json_decode import JsonNumber
 from schemas.tables import Column
 from schemas.value_types import TypeMismatchError, ValueType
+from tests.rows import every
 
-KINDS = (
-    value_types.ID,
-    value_types.COUNT,
-    value_types.INSTANT,
-    value_types.BOOLEAN,
-    value_types.TEXT,
-    value_types.NUMBER,
-    value_types.JSON,
-)
+KINDS = tuple(value for value in vars(value_types).values() if isinstance(value, ValueType))
 _DIGITS = st.from_regex(r"[+-]?0?[0-9]{0,20}\.?[0-9]{0,20}([eE][+-]?[0-9]{0,6})?", fullmatch=True)
 _TIMES = st.from_regex(
     r"[0-9]{4}-(0[0-9]|1[0-3])-[0-3][0-9]([Tt ]([01][0-9]|2[0-4])(:[0-6][0-9](:[0-6][0-9]([.,][0-9]{0,9})?)?)?"
@@ -77,7 +71,7 @@ def test_a_column_is_what_its_judge_says(kind: ValueType, values: list[Any]) -> 
     ]
 
 
-@pytest.mark.parametrize("edge", ["0000-01-01T00:00:00Z", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+@every("edge", ["0000-01-01T00:00:00Z", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
 def test_moments_beyond_the_years_are_misfits(edge: str) -> None:
     """Moments before the year 1 and after 9999 are no instants, and their neighbours stay."""
     array, misfits = columns.build_column(_column(value_types.INSTANT), ["2023-12-11T15:02:51Z", edge])
@@ -85,8 +79,7 @@ def test_moments_beyond_the_years_are_misfits(edge: str) -> None:
     assert misfits == [(1, "not a timestamp")]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("values", [[None], [None] * 600, [""], []], ids=["one", "many", "blank", "none"])
+@every(("kind", "values"), product(KINDS, ([None], [None] * 600, [""], [])))
 def test_a_column_without_values_keeps_its_type(kind: ValueType, values: list[Any]) -> None:
     """A column that is all null, blank or empty has its declared type, never Arrow's null type."""
     array, misfits = columns.build_column(_column(kind), values)

@@ -6,18 +6,18 @@ import os
 import time
 from collections import Counter
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
-import pytest
+from itertools import product
+from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.emulator import Emulator, Quirks, WorldPlan, make_quirks
 from pipeline.flatten.flatten import FlattenResult, flatten
 from schemas import tables
-from tests.flatten.flatten_helpers import FETCHED, Object, drift, rows, take, version
+from tests.flatten.flatten_helpers import FETCHED, drift, rows, take, version
 from tests.rows import every
 
 if TYPE_CHECKING:
+    import pytest
+
     from schemas.file_versions import FileVersion
 
 
@@ -50,42 +50,32 @@ def test_a_file_is_a_row_with_its_marks() -> None:
 
 def test_every_child_has_its_file_and_place() -> None:
     """Uploads, fields and locations are rows in the order sent, each with the key of its file."""
-    children: list[Object] = [{"id": 5}, {"id": 4}]
-    flat = take({"id": 1, "uploads": children, "fields": [{"field_id": 9}], "locations": [{"id": 2, "location": "L"}]})
-    assert rows(flat, "uploads") == [
-        {"file_id": 17, "id": 5, "position": 0},
-        {"file_id": 17, "id": 4, "position": 1},
-    ]
-    assert rows(flat, "fields") == [{"file_id": 17, "field_id": 9, "position": 0}]
-    assert rows(flat, "locations") == [{"file_id": 17, "id": 2, "location": "L", "position": 0}]
+    fields = [{"id": 1, "field_id": 9, "donotuse": "x"}]  # clients must not use it, and the id is mapped wrongly
+    flat = take({"id": 1, "uploads": [{"id": 5}, {"id": 4}], "fields": fields, "locations": [{"id": 2}]})
+    assert rows(flat, "uploads") == [{"file_id": 17, "id": key, "position": place} for place, key in enumerate((5, 4))]
+    assert rows(flat, "fields") == [{"file_id": 17, "deprecated_id": 1, "field_id": 9, "position": 0}]
+    assert rows(flat, "locations") == [{"file_id": 17, "id": 2, "position": 0}]
+    assert not flat.drift
 
 
 def test_runs_become_runs_steps_and_items() -> None:
-    """A run gives one row, each of its steps one, each item of a step one, all joined by their ids."""
+    """A run gives a row, so does each of its steps and their items, joined by ids that need not exist elsewhere."""
     step = {"id": 9, "workflow_step_id": 31, "entity_type": "uploads", "entity_ids": [5, "6", None]}
     other = {"id": 10, "workflow_run_id": 7, "entity_ids": [11]}
-    flat = take({"workflow_runs": [{"id": 8, "workflow_id": 3, "workflow_run_steps": [step, other]}]})
+    run = {"id": 8, "workflow_id": 3, "workflow": {"id": 3, "steps": [{"id": 30}]}, "workflow_run_steps": [step, other]}
+    flat = take({"uploads": [{"workflow_step_id": 998}], "workflow_runs": [run]})
     owner = {"file_id": 17, "workflow_run_id": 8, "workflow_run_step_id": 9, "entity_type": "uploads"}
     assert rows(flat, "workflow_runs") == [{"file_id": 17, "id": 8, "workflow_id": 3, "position": 0}]
     first, second = rows(flat, "workflow_run_steps")
     assert (first["workflow_run_id"], first["workflow_id"], first["workflow_step_id"]) == (8, 3, 31)
     assert (second["workflow_run_id"], second["position"]) == (7, 1)
+    assert rows(flat, "uploads")[0]["workflow_step_id"] == "998"
     assert rows(flat, "workflow_run_step_items") == [
         owner | {"entity_id": 5, "position": 0},
         owner | {"entity_id": 6, "position": 1},
         owner | {"position": 2},
         {"file_id": 17, "workflow_run_id": 7, "workflow_run_step_id": 10, "entity_id": 11, "position": 0},
     ]
-
-
-def test_dangling_references_are_kept() -> None:
-    """A step that the definition does not have, and an upload that has not arrived, are named all the same."""
-    step = {"id": 9, "workflow_step_id": 999, "entity_ids": [404]}
-    run = {"id": 8, "workflow": {"id": 3, "steps": [{"id": 31}]}, "workflow_run_steps": [step]}
-    flat = take({"id": 17, "uploads": [{"id": 5, "workflow_step_id": 998}], "workflow_runs": [run]})
-    assert rows(flat, "workflow_run_steps")[0]["workflow_step_id"] == 999
-    assert rows(flat, "workflow_run_step_items")[0]["entity_id"] == 404
-    assert rows(flat, "uploads")[0]["workflow_step_id"] == "998"
 
 
 def test_unknown_keys_go_to_extra_and_are_counted() -> None:
@@ -100,17 +90,10 @@ def test_unknown_keys_go_to_extra_and_are_counted() -> None:
 @every(
     ("key", "sent"),
     [
-        ("id", 2**63),
-        ("id", 10**30),
-        ("id", "007"),
-        ("closed", "perhaps"),
-        ("closed", 2),
-        ("updated_at", "yesterday"),
-        ("updated_at", True),
-        ("scan_code", {"a": 1}),
-        ("scan_code", []),
-        ("snap_count", [3]),
-        ("file_id", {}),
+        *(("id", sent) for sent in (2**63, 10**30, "007")),
+        *(("closed", sent) for sent in ("perhaps", 2)),
+        *(("updated_at", sent) for sent in ("yesterday", True)),
+        *(("scan_code", {"a": 1}), ("scan_code", []), ("snap_count", [3]), ("file_id", {})),
     ],
 )
 def test_a_misfit_is_null_in_its_column_and_kept_in_extra(key: str, sent: object) -> None:
@@ -157,8 +140,10 @@ def test_text_that_utf8_cannot_say_is_escaped_and_noted() -> None:
     assert drift(flat) == {("files", "scan_code", "type_mismatch"): 1, ("files", "\\udfff", "unknown_key"): 1}
 
 
-@pytest.mark.parametrize("odd", [{"0": {"id": 5}}, "gone", 0, False, 7, {}])
-@pytest.mark.parametrize("key", ["uploads", "form_submits", "fields", "locations", "workflow_runs"])
+_COLLECTIONS: Final = ("uploads", "form_submits", "fields", "locations", "workflow_runs")
+
+
+@every(("key", "odd"), product(_COLLECTIONS, ({"0": {"id": 5}}, "gone", 0, False, 7, {})))
 def test_a_collection_that_is_no_list_goes_to_extra(key: str, odd: object) -> None:
     """Where a collection should stand and an object or a scalar does, it is kept with the file, and counted."""
     flat = take({"id": 17, key: odd})
@@ -185,13 +170,10 @@ def test_items_that_are_no_list_stay_with_their_step(odd: object) -> None:
 
 def test_an_item_that_is_no_id_is_a_row_all_the_same() -> None:
     """An entry of `entity_ids` that is no integer has a row, and stands there as sent."""
-    flat = take({"workflow_runs": [{"workflow_run_steps": [{"id": 9, "entity_ids": [5, "x", {"id": 6}, 2**64]}]}]})
-    assert [row.get("extra") for row in rows(flat, "workflow_run_step_items")] == [
-        None,
-        {"entity_id": "x"},
-        {"entity_id": {"id": 6}},
-        {"entity_id": 2**64},
-    ]
+    odd = ["x", {"id": 6}, 2**64]
+    flat = take({"workflow_runs": [{"workflow_run_steps": [{"id": 9, "entity_ids": [5, *odd]}]}]})
+    found = [row.get("extra") for row in rows(flat, "workflow_run_step_items")]
+    assert found == [None, *({"entity_id": each} for each in odd)]
 
 
 @every(("named", "kept"), [(17, False), ("17", False), (99, False), (18, True), ("x", True)])
@@ -210,15 +192,10 @@ def test_a_number_has_the_digits_that_were_sent(digits: bytes) -> None:
     assert flat.tables["files"]["extra"].to_pylist() == [f'{{"new":{digits.decode()}}}']
 
 
-def test_what_clients_must_not_use_is_not_taken() -> None:
-    """`donotuse` is left out, and a field's wrongly mapped id stands under a name that says so."""
-    flat = take({"fields": [{"id": 1, "field_id": 2, "donotuse": "x"}]})
-    assert rows(flat, "fields") == [{"file_id": 17, "deprecated_id": 1, "field_id": 2, "position": 0}]
-    assert not flat.drift
+_UNREADABLE: Final = (b"", b"<html>", b'{"id":', b"[]", b"null", b'"x"', b"\xff", b"[" * 100_000)
 
 
-@pytest.mark.parametrize("bad", [b"", b"<html>", b'{"id":', b"[]", b"null", b'"x"', b"\xff", b"[" * 100_000])
-@pytest.mark.parametrize("side", ["detail", "item"])
+@every(("bad", "side"), product(_UNREADABLE, ("detail", "item")))
 def test_an_unreadable_document_is_a_reject_and_the_batch_goes_on(bad: bytes, side: str) -> None:
     """A version with a document that cannot be read becomes a reject with that document; the others are taken."""
     broken = version(**{"detail": {"id": 2}, "item": {"id": 2}, side: bad}, key=2)
@@ -246,18 +223,16 @@ def test_every_profile_of_the_service_fits(profile: str) -> None:
 
 
 @every(
-    "other",
+    "answers",
     [
-        Quirks(extra_keys="none", empties="null", ids="string"),
-        Quirks(extra_keys="none", empties="null", flags="boolean"),
-        Quirks(extra_keys="none", empties="null", flags="string"),
-        Quirks(extra_keys="none", empties="null", times="space"),
-        Quirks(extra_keys="none", empties="null", detail_forms="yes", detail_keys="full"),
+        *({"ids": "string"}, {"flags": "boolean"}, {"flags": "string"}, {"times": "space"}),
+        {"detail_forms": "yes", "detail_keys": "full"},
     ],
 )
-def test_every_spelling_of_the_service_gives_the_same_rows(other: Quirks) -> None:
+def test_every_spelling_of_the_service_gives_the_same_rows(answers: dict[str, Any]) -> None:
     """Ids as text, flags as booleans, times in another form, forms in both answers: the rows are the same."""
-    assert _flat(_world(other)).tables == _flat(_world(Quirks(extra_keys="none", empties="null"))).tables
+    plain: dict[str, Any] = {"extra_keys": "none", "empties": "null"}
+    assert _flat(_world(Quirks(**plain, **answers), 30)).tables == _flat(_world(Quirks(**plain), 30)).tables
 
 
 def test_the_same_bytes_give_the_same_tables_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,12 +257,6 @@ def test_rows_keep_their_order_across_chunks() -> None:
     assert table["id"].to_pylist() == list(range(2_000))
     extra = {place: text for place, text in enumerate(table["extra"].to_pylist()) if text}
     assert extra == {**{place: f'{{"odd":{place}}}' for place in (3, 503, 1003, 1503)}, 1999: '{"tenant_id":"x"}'}
-
-
-def test_parts_of_different_batches_unify() -> None:
-    """A column that is all null in one batch and text in the next has one type in both."""
-    first, second = take({"id": 1, "scan_code": None}), take({"id": 1, "scan_code": "A"})
-    assert pa.concat_tables([first.tables["files"], second.tables["files"]])["scan_code"].to_pylist() == [None, "A"]
 
 
 def test_list_item_and_detail_that_say_the_same_are_one_document() -> None:

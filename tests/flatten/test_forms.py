@@ -4,58 +4,39 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from tests.flatten.flatten_helpers import Object, drift, rows, take
 from tests.rows import every
 
 QUESTIONS = [{"id": 1, "label": " Seal?"}, {"id": 2, "label": "Number"}]
 ANSWERS = [{"id": 2, "value": "12"}, {"id": "1", "value": "yes"}]
-SPELLINGS = {
-    "value in the field": {
-        "form_id": 3,
-        "title": "T",
-        "fields": [QUESTIONS[0] | {"value": "yes"}, QUESTIONS[1] | {"value": "12"}],
-    },
-    "named instead of labelled": {
+_T: Object = {"form_id": 3, "title": "T"}
+_INNER: Object = {"id": 3, "title": "T", "fields": QUESTIONS}
+SPELLINGS: list[Object] = [
+    _T | {"fields": [QUESTIONS[0] | {"value": "yes"}, QUESTIONS[1] | {"value": "12"}]},
+    _T
+    | {
         "form_id": "3",
-        "title": "T",
         "fields": [{"id": 1, "name": " Seal?", "value": "yes"}, {"id": 2, "name": "Number", "value": "12"}],
     },
-    "answers beside": {"form_id": 3, "title": "T", "fields": QUESTIONS, "answers": ANSWERS},
-    "under the form": {"form": {"id": 3, "title": "T", "fields": QUESTIONS, "answers": ANSWERS}},
-    "half under the form": {"form": {"id": 3, "title": "T", "fields": QUESTIONS}, "answers": ANSWERS},
-    "null beside an answer": {
-        "form_id": 3,
-        "title": "T",
-        "fields": [question | {"value": None} for question in QUESTIONS],
-        "answers": ANSWERS,
-    },
-    "keyed by question": {
-        "form": {"id": 3, "title": "T"},
-        "fields": {"1": " Seal?", "2": "Number"},
-        "answers": {"1": "yes", "2": "12"},
-    },
-    "keyed objects": {
-        "form_id": 3,
-        "title": "T",
+    _T | {"fields": QUESTIONS, "answers": ANSWERS},
+    {"form": _INNER | {"answers": ANSWERS}},
+    {"form": _INNER, "answers": ANSWERS},
+    _T | {"fields": [question | {"value": None} for question in QUESTIONS], "answers": ANSWERS},
+    {"form": {"id": 3, "title": "T"}, "fields": {"1": " Seal?", "2": "Number"}, "answers": {"1": "yes", "2": "12"}},
+    _T
+    | {
         "fields": {"1": {"label": " Seal?"}, "2": {"id": None, "label": "Number"}},
         "answers": {"0": {"id": 2, "value": "12"}, "1": {"id": 1, "value": "yes"}},
     },
-    "empty above, full below": {
-        "form_id": 3,
-        "title": "",
-        "fields": [],
-        "form": {"title": "T", "fields": QUESTIONS, "answers": ANSWERS},
-    },
-}
+    {"form_id": 3, "title": "", "fields": [], "form": {"title": "T", "fields": QUESTIONS, "answers": ANSWERS}},
+]
 
 
 def _submit(sent: Object) -> Object:
     return {"id": 17, "form_submits": [{"id": "a-1", **sent}]}
 
 
-@pytest.mark.parametrize("sent", SPELLINGS.values(), ids=SPELLINGS)
+@every("sent", SPELLINGS)
 def test_every_spelling_gives_the_same_rows(sent: Object) -> None:
     """One row a question with its label as sent and its value, and one row a form, whichever spelling came."""
     flat = take(_submit(sent))

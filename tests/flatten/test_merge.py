@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.flatten.merge import merge
 from tests.rows import every
@@ -11,68 +11,51 @@ if TYPE_CHECKING:
     from tests.flatten.flatten_helpers import Object
 
 
-def test_the_detail_wins_where_both_speak() -> None:
-    """Where both speak the detail wins, with a null too."""
-    assert merge({"id": 1, "closed": 0, "comment": "x"}, {"id": 1, "closed": 1, "comment": None}) == {
-        "id": 1,
-        "closed": 1,
-        "comment": None,
-    }
+_RUN: Final = {"id": 1, "workflow": {"id": 2}, "workflow_run_steps": [{}]}
 
 
-def test_an_absent_key_does_not_speak() -> None:
-    """What only one side has is kept, the list's own keys and whole collections included."""
-    item = {"id": 1, "snap_count": 3, "form_submits": [{"id": "a"}]}
-    assert merge(item, {"id": 1, "locations": []}) == {**item, "locations": []}
+@every(
+    ("item", "detail", "merged"),
+    [
+        # The detail wins where both speak, with a null too; an absent key, or a side that is absent, does not speak.
+        ({"id": 1, "closed": 0, "x": "x"}, {"id": 1, "closed": 1, "x": None}, {"id": 1, "closed": 1, "x": None}),
+        ({"snap_count": 3, "form_submits": [1]}, {"locations": []}, None),
+        *(({"id": 1}, None, {"id": 1}), (None, {"id": 1}, {"id": 1})),
+        # A file that went from two uploads to none has none; a null in their place says nothing, at any depth.
+        *((item, {"uploads": []}, {"uploads": []}) for item in ({"uploads": [{"id": 5}]}, {"uploads": None}, {})),
+        ({"uploads": "junk"}, {"uploads": []}, {"uploads": []}),
+        *(({"uploads": sent}, {"uploads": None}, {"uploads": sent}) for sent in ("junk", [{"id": 5}])),
+        ({"workflow_runs": [_RUN]}, {"workflow_runs": [dict.fromkeys(_RUN) | {"id": 1}]}, {"workflow_runs": [_RUN]}),
+        # Where the detail has no list, the list's collection stands and the detail's word is kept beside it.
+        *(
+            ({"uploads": [{"id": 5}]}, {"uploads": odd}, {"uploads": [{"id": 5}], "detail.uploads": odd})
+            for odd in ("gone", 0, False, {"id": 5})
+        ),
+    ],
+)
+def test_which_side_speaks(item: Object, detail: Object, merged: Object | None) -> None:
+    """The detail wins where both speak; what only one side has is kept, collections included."""
+    assert merge(item, detail) == (item | detail if merged is None else merged)
 
 
-@every("item", [{"uploads": [{"id": 5}]}, {"uploads": None}, {"uploads": "junk"}, {}])
-def test_an_empty_list_speaks(item: Object) -> None:
-    """A file that went from two uploads to none has none."""
-    assert merge(item, {"uploads": []}) == {"uploads": []}
-
-
-def test_a_null_collection_says_nothing() -> None:
-    """A null in the place of a collection or an object leaves what the list has, at any depth."""
-    item = {"uploads": [{"id": 5}], "workflow_runs": [{"id": 1, "workflow": {"id": 2}, "workflow_run_steps": [{}]}]}
-    silent = {"uploads": None, "workflow_runs": [{"id": 1, "workflow": None, "workflow_run_steps": None}]}
-    assert merge(item, silent) == item
-    assert merge({"uploads": "junk"}, {"uploads": None}) == {"uploads": "junk"}
-
-
-def test_geocoding_is_kept_from_the_list() -> None:
-    """What only the list gives of an upload stays, whatever the order of the two lists."""
-    item = {"uploads": [{"id": 5, "geocoding": {"n": 5}}, {"id": 6, "geocoding": {"n": 6}}]}
-    detail = {"uploads": [{"id": 6, "comment": "six"}, {"id": 5, "comment": "five"}]}
+@every(("ours", "theirs"), [(int, int), (int, str), (str, int)])
+def test_geocoding_is_kept_from_the_list(ours: Any, theirs: Any) -> None:
+    """What only the list gives of an upload stays, in any order, with ids as text too; an upload of its own is gone."""
+    item = {"uploads": [{"id": ours(number), "geocoding": number} for number in (4, 5, 6)]}
+    detail = {"uploads": [{"id": theirs(number), "comment": number} for number in (6, 5, 7)]}
     assert merge(item, detail)["uploads"] == [
-        {"id": 6, "geocoding": {"n": 6}, "comment": "six"},
-        {"id": 5, "geocoding": {"n": 5}, "comment": "five"},
+        {"id": theirs(6), "geocoding": 6, "comment": 6},
+        {"id": theirs(5), "geocoding": 5, "comment": 5},
+        {"id": theirs(7), "comment": 7},
     ]
-
-
-@every(("ours", "theirs"), [("5", 5), (5, "5")])
-def test_ids_may_be_text_on_one_side(ours: Any, theirs: Any) -> None:
-    """Ids that are text on one side and numbers on the other name the same thing."""
-    merged = merge({"uploads": [{"id": ours, "geocoding": 1}]}, {"uploads": [{"id": theirs}, {"id": 6}]})
-    assert merged["uploads"] == [{"id": theirs, "geocoding": 1}, {"id": 6}]
-
-
-def test_what_the_detail_no_longer_has_is_gone() -> None:
-    """An upload that only the list shows was removed in between."""
-    merged = merge({"uploads": [{"id": 4, "geocoding": 4}, {"id": 5, "geocoding": 5}]}, {"uploads": [{"id": 5}]})
-    assert merged["uploads"] == [{"id": 5, "geocoding": 5}]
 
 
 def test_a_field_scanned_several_times_meets_its_own() -> None:
     """Fields go by (field_id, snap_id) in order, never by their wrongly mapped id."""
     item = {"fields": [{"id": 1, "field_id": 7, "snap_id": None, "n": place} for place in range(3)]}
     detail = {"fields": [{"id": 9, "field_id": 7, "snap_id": None, "value": str(place)} for place in range(4)]}
-    assert [(field.get("n"), field["value"]) for field in merge(item, detail)["fields"]] == [
-        (0, "0"),
-        (1, "1"),
-        (2, "2"),
-        (None, "3"),
-    ]
+    merged = [(field.get("n"), field["value"]) for field in merge(item, detail)["fields"]]
+    assert merged == [(0, "0"), (1, "1"), (2, "2"), (None, "3")]
 
 
 def test_runs_are_merged_down_to_their_steps() -> None:
@@ -94,18 +77,6 @@ def test_forms_are_merged_down_to_their_questions() -> None:
     assert merged == {"form_submits": [{"id": "a", "form": {**form, "title": "T"}}]}
 
 
-@every("odd", ["gone", 0, False, {"id": 5}])
-def test_something_else_than_a_collection_takes_no_rows_away(odd: object) -> None:
-    """Where the detail has no list, the list's collection stands and the detail's word is kept beside it."""
-    assert merge({"uploads": [{"id": 5}]}, {"uploads": odd}) == {"uploads": [{"id": 5}], "detail.uploads": odd}
-
-
-def test_one_side_alone_is_the_document() -> None:
-    """Without a detail the list item is the document, and the other way round."""
-    assert merge({"id": 1}, None) == {"id": 1}
-    assert merge(None, {"id": 1}) == {"id": 1}
-
-
 def test_things_without_a_name_do_not_break_the_merge() -> None:
     """Items that are no objects, or whose id is one, are passed through."""
     item = {"uploads": [None, {"id": [1], "a": 1}, {"b": 2}]}
@@ -125,12 +96,7 @@ def test_what_an_include_brought_is_not_erased(empty: object) -> None:
 def test_texts_come_from_the_list_where_only_it_heeds_lang() -> None:
     """With `texts_from_list` the list's texts stand, unless they are empty; other values are the detail's."""
     item = {"uploads": [{"id": 5, "damage_type_desc": "Delle", "comment": "old"}, {"id": 6, "damage_type_desc": ""}]}
-    detail = {
-        "uploads": [{"id": 5, "damage_type_desc": "Dent", "comment": "new"}, {"id": 6, "damage_type_desc": "Rip"}]
-    }
+    dent, rip = {"id": 5, "damage_type_desc": "Dent", "comment": "new"}, {"id": 6, "damage_type_desc": "Rip"}
+    detail = {"uploads": [dent, rip]}
     assert merge(item, detail) == detail
-    told = [
-        (upload["damage_type_desc"], upload.get("comment"))
-        for upload in merge(item, detail, texts_from_list=True)["uploads"]
-    ]
-    assert told == [("Delle", "new"), ("Rip", None)]
+    assert merge(item, detail, texts_from_list=True)["uploads"] == [dent | {"damage_type_desc": "Delle"}, rip]

@@ -34,7 +34,9 @@ _DEEPER: Final = ("uploads", "locations", "workflow_runs", "workflow_run_steps",
 _SAYING_NOTHING: Final = (None, "", True, False, 0, 1)
 _PREFIXES: Final = re.compile(r"^((form|answer|detail)\.)*")
 _JUNK_KEYS: Final = (*"x extra file_id also_named detail.uploads form.id answer.value \ud800 é".split(), "")
+_ENDS: Final = (".50", "e22", "e999")
 _FORM_KEYS: Final = ("id", "title", "fields", "answers", "x", "label")
+_EXACTLY: Final[dict[str, Any]] = {"parse_float": JsonNumber}
 _ENTRY_KEYS: Final = ("id", "label", "name", "value", "x", "also_named", "answer.value")
 
 
@@ -52,23 +54,11 @@ class Grower:
         """A scalar that was not there before."""
         self.number += 1
         number = self.number
-        return self._choose(
-            number,
-            str(number),
-            f"text {number}",
-            format_instant(number * 1_000_000_000),
-            f"2024-01-01 00:00:00.{number:06}",
-            JsonNumber(f"{number}.50"),
-            JsonNumber(f"{number}e22"),
-            f"-{number}.25",
-            2**64 + number,
-            10**30 + number,
-            f"00{number}",
-            f"\ud800{number}\\",
-            f"é\x00{number}",
-            JsonNumber(f"{number}e999"),
-            f"NaN {number}",
-        )
+        texts = (f"{number}", f"text {number}", f"-{number}.25", f"00{number}", f"NaN {number}")
+        odd = (f"\ud800{number}\\", f"é\x00{number}")
+        times = (format_instant(number * 1_000_000_000), f"2024-01-01 00:00:00.{number:06}")
+        numbers = (number, 2**64 + number, 10**30 + number)
+        return self._choose(*texts, *odd, *times, *numbers, *(JsonNumber(f"{number}{end}") for end in _ENDS))
 
     def junk(self, depth: int = 2) -> Any:
         """Any JSON value."""
@@ -147,11 +137,10 @@ def _stored(flat: FlattenResult) -> set[Any]:
     found: set[Any] = set()
     for name, table in flat.tables.items():
         for column in tables.BY_NAME[name].columns:
+            values = _values(table, column)
             if column.kind is value_types.JSON:
-                for text in filter(None, table[column.name].to_pylist()):
-                    _collect(json.loads(text, parse_float=JsonNumber), found)
-            else:
-                found.update(_values(table, column))
+                values = [leaf for text in filter(None, values) for leaf in _walk(json.loads(text, **_EXACTLY))]
+            found.update(values)
     return found
 
 
@@ -162,36 +151,21 @@ def _values(table: pa.Table, column: tables.Column) -> list[Any]:
     return found
 
 
-def _find_keys(value: Any) -> Iterator[str]:
-    """Every key of a document, as it is stored."""
+def _walk(value: Any, *, keys: bool = False, without: frozenset[str] = frozenset()) -> Iterator[Any]:
+    """Every scalar of a document, but those of some keys; with `keys` every key instead, as it is stored."""
     if isinstance(value, dict):
-        yield from map(escape_surrogates, value)
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _find_keys(inner)
-
-
-def _collect(value: Any, found: set[Any]) -> None:
-    if isinstance(value, dict):
-        for inner in value.values():
-            _collect(inner, found)
-    elif isinstance(value, list):
+        yield from map(escape_surrogates, value) if keys else ()
+        value = [inner for key, inner in value.items() if key not in without]
+    if isinstance(value, list):
         for inner in value:
-            _collect(inner, found)
-    else:
-        found.add(value)
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """Every scalar of a document but those that say nothing by themselves (null, blank, true, 0) or are left out."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if key not in LEFT_OUT:
-                yield from _leaves(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _leaves(inner)
-    elif value not in _SAYING_NOTHING:
+            yield from _walk(inner, keys=keys, without=without)
+    elif not keys:
         yield value
+
+
+def _leaves(value: Any) -> list[Any]:
+    """Every scalar of a document but those that say nothing by themselves (null, blank, true, 0) or are left out."""
+    return [leaf for leaf in _walk(value, without=LEFT_OUT) if leaf not in _SAYING_NOTHING]
 
 
 def _readings(leaf: Any) -> set[Any]:
@@ -205,23 +179,28 @@ def _readings(leaf: Any) -> set[Any]:
     return forms
 
 
+def _check_all_kept(sent: Object, *, detail: Object | None, item: Object | None) -> FlattenResult:
+    """Flatten a file, and check that each scalar of what was sent stands in a column, as read, or in extra."""
+    flat = flatten([version(detail, item)], run_id="run", seq=1)
+    stored = _stored(flat)
+    assert [leaf for leaf in _leaves(sent) if not _readings(leaf) & stored] == []
+    return flat
+
+
 @given(st.integers(0, 2**64), st.booleans())
 def test_every_scalar_of_a_document_is_kept(seed: int, from_list: bool) -> None:  # noqa: FBT001 - drawn
     """Each scalar of a random document stands in a column, as its judge reads it, or in extra."""
     document = Grower(random.Random(seed)).file()
-    held = version(None, document) if from_list else version(document)
-    flat = flatten([held], run_id="run", seq=1)
+    flat = _check_all_kept(document, detail=None if from_list else document, item=document if from_list else None)
     assert not flat.rejects
     assert all(table.schema.equals(tables.BY_NAME[name].arrow) for name, table in flat.tables.items())
-    stored = _stored(flat)
-    assert [leaf for leaf in _leaves(document) if not _readings(leaf) & stored] == []
 
 
 @given(st.integers(0, 2**64), st.booleans())
 def test_nothing_is_stored_that_was_not_sent(seed: int, from_list: bool) -> None:  # noqa: FBT001 - drawn
     """A value in a column of the service is a reading of a sent one; extra has each one once, under a sent key."""
     document = Grower(random.Random(seed)).file()
-    keys = set(_find_keys(document))
+    keys = set(_walk(document, keys=True))
     sent = keys.union(*map(_readings, (*_SAYING_NOTHING, *keys, *_leaves(document))))
     known = {"also_named", *(_PREFIXES.sub("", key) for key in keys)}
     flat = flatten([version(None, document) if from_list else version(document)], run_id="run", seq=1)
@@ -231,7 +210,7 @@ def test_nothing_is_stored_that_was_not_sent(seed: int, from_list: bool) -> None
             is_readable = (name, column.name) == ("form_answers", "value")  # a list or an object, as people read it
             assert is_readable or set(_values(table, column)) <= sent, (name, column.name)
         for text in filter(None, table["extra"].to_pylist() if "extra" in table.schema.names else ()):
-            extra = json.loads(text, parse_float=JsonNumber)
+            extra = json.loads(text, **_EXACTLY)
             unknown = {_PREFIXES.sub("", key).rstrip("'") for key in extra} - known
             assert unknown <= {column.wire_key for column in tables.BY_NAME[name].from_wire}
             found = [str(leaf) for leaf in _leaves(extra)]
@@ -243,9 +222,7 @@ def test_every_scalar_of_the_detail_is_kept_beside_the_list(seed: int) -> None:
     """Whatever the list item says, each scalar of the detail is kept."""
     dice = random.Random(seed)
     listed, detail = Grower(dice, 100_000).file(), Grower(dice).file()
-    flat = flatten([version(detail, listed)], run_id="run", seq=1)
-    stored = _stored(flat)
-    assert [leaf for leaf in _leaves(detail) if not _readings(leaf) & stored] == []
+    _check_all_kept(detail, detail=detail, item=listed)
 
 
 @given(st.integers(0, 2**64))
@@ -253,9 +230,7 @@ def test_every_scalar_that_only_the_list_has_is_kept(seed: int) -> None:
     """Where the detail leaves keys out, at any known depth, each scalar of the list item is kept."""
     dice = random.Random(seed)
     listed = Grower(dice).file()
-    flat = flatten([version(_thinned(listed, dice), listed)], run_id="run", seq=1)
-    stored = _stored(flat)
-    assert [leaf for leaf in _leaves(listed) if not _readings(leaf) & stored] == []
+    _check_all_kept(listed, detail=_thinned(listed, dice), item=listed)
 
 
 def _thinned(value: Object, dice: random.Random) -> Object:
