@@ -6,13 +6,14 @@ import asyncio
 import json
 import socket
 import struct
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    import ssl
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 
 @dataclass(frozen=True)
@@ -94,13 +95,9 @@ class Scripted:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until it ends."""
         self.connections += 1
-        try:
+        with closing(writer):
             while await self._exchange(reader, writer):
                 pass
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -127,22 +124,34 @@ class Scripted:
 
 
 @asynccontextmanager
+async def listening(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    host: str = "127.0.0.1",
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[int]:
+    """Run a server on loopback for the block and yield its port; its connections end with it."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        with suppress(asyncio.IncompleteReadError, OSError):
+            await serve(reader, writer)
+
+    listener = await asyncio.start_server(connected, host, 0, ssl=tls)
+    try:
+        yield listener.sockets[0].getsockname()[1]
+    finally:
+        listener.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
 async def scripted(script: Any | Callable[[Asked], Any], host: str = "127.0.0.1") -> AsyncIterator[Scripted]:
     """Run a scripted server for the block."""
     server = Scripted(script, host=host)
-    tasks: set[asyncio.Task[None]] = set()
-
-    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(server.serve(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    listener = await asyncio.start_server(connected, host, 0)
-    server.port = listener.sockets[0].getsockname()[1]
-    try:
+    async with listening(server.serve, host) as server.port:
         yield server
-    finally:
-        listener.close()
-        for task in list(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,22 +1,27 @@
-"""Connections are used again, but only those on which nothing is left of an earlier request."""
+"""Connections: used again if nothing is left on them, bounded by open files, and refused during an outage."""
 
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pipeline.client.client import Client
 from pipeline.client.errors import RetriesExhaustedError
+from pipeline.client.factory import create_client
 from pipeline.client.protocol import Detail
+from pipeline.emulator import Emulator
+from pipeline.settings import Settings
 from tests.client.scripted_server import Asked, Close, Wait, answer, scripted
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.client.conftest import Make
-
 
 pytestmark = pytest.mark.virtual_time
 
@@ -106,3 +111,40 @@ async def test_a_connection_with_a_rest_is_not_used_again(client: Make) -> None:
         await asyncio.gather(task, return_exceptions=True)
         assert isinstance(await asking.get_file(6), Detail)
         assert (server.connections, dict(asking.stats.error_kinds)) == (3, {"status-500": 1})
+
+
+PORT = 8_000
+
+
+async def test_refused_connections_are_retried() -> None:
+    """After the first answers refused connections are retried until the service is back, or the attempts are used."""
+    loop, service = asyncio.get_running_loop(), Emulator(3, port=PORT)
+    key = service.world.keys()[0]
+    async with Client(service.base_url, service.token) as client:
+        async with service:
+            assert isinstance(await client.get_file(key), Detail)
+        call = asyncio.create_task(client.get_file(key))
+        await asyncio.sleep(2.0)
+        async with Emulator(3, port=PORT):
+            assert isinstance(await call, Detail)
+        assert client.stats.retries >= 1
+        assert loop.time() <= 2.0 + 16.0  # the pause that had begun
+        started = loop.time()
+        with pytest.raises(RetriesExhaustedError, match=r"no connection \(after 6 attempts\)") as raised:
+            await client.get_file(key)
+        assert raised.value.kind == "connect"
+        assert loop.time() - started <= 0.5 + 1 + 2 + 4 + 8
+        assert set(client.stats.error_kinds) <= {"connect", "closed"}
+
+
+@every(("wanted", "expected"), [(512, 128), (100, 100)])
+def test_open_files_bound_the_connections(wanted: int, expected: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """Under `ulimit -n 256` at most 128 requests are in flight, and a log event says so."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        settings = Settings(base_url="http://127.0.0.1:9", max_concurrency=wanted)
+        assert create_client(settings, "token-of-tests").options.max_concurrency == expected
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert ("concurrency.limited" in "".join(capfd.readouterr())) == (expected == 128)

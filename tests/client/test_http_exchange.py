@@ -1,29 +1,40 @@
-"""Network and HTTP failures, byte for byte, and the client's result."""
+"""Network and HTTP failures, byte for byte, charsets, and the client's result."""
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import gzip
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from pipeline.client.concurrency_search import INITIAL_CONCURRENCY
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail, NotFound
-from pipeline.errors import AuthenticationError, ProtocolError, ServiceUnavailableError
+from pipeline.errors import AuthenticationError, ProtocolError
 from schemas.requests import FileQuery
 from tests.client.scripted_server import Asked, Close, Reset, Wait, answer, scripted
 
 if TYPE_CHECKING:
+    from pipeline.client.client import Client
     from tests.client.conftest import Make
 
 GOOD = answer({"id": 5})
 BODY = json.dumps({"id": 5, "text": "x" * 200}).encode()
 PACKED = gzip.compress(BODY)
 GZIP = [("Content-Encoding", "gzip")]
+
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X\r\n\r\n5;ext=1\r\n%b\r\n%x\r\n%b\r\n0\r\nX: y\r\n\r\n"
+    % (
+        BODY[:5],
+        len(BODY) - 5,
+        BODY[5:],
+    )
+)
 
 FAULTS: dict[str, tuple[Any, str]] = {
     "reset before the status": ([Reset()], "closed"),
@@ -76,14 +87,7 @@ async def test_a_failed_attempt_is_retried(name: str, client: Make) -> None:
         answer(PACKED, headers=GZIP),
         [answer(BODY, length=False), Close()],
         [b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n", answer(BODY)],
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X\r\n\r\n"
-        b"5;ext=1\r\n"
-        + BODY[:5]
-        + b"\r\n"
-        + f"{len(BODY) - 5:x}".encode()
-        + b"\r\n"
-        + BODY[5:]
-        + b"\r\n0\r\nX: y\r\n\r\n",
+        CHUNKED,
         [answer(BODY)[:-100], Wait(0.05), answer(BODY)[-100:]],
     ],
     ids=["gzip", "ended by close", "early hints", "chunk extensions and trailers", "in two parts"],
@@ -122,26 +126,17 @@ async def test_a_slow_body_ends(client: Make, monkeypatch: pytest.MonkeyPatch) -
         assert raised.value.kind == "slow"
 
 
-@pytest.mark.parametrize("declared", [True, False])
-async def test_a_large_answer_is_capped(declared: bool, client: Make) -> None:  # noqa: FBT001
+async def test_a_large_answer_is_capped(client: Make) -> None:
     """An answer above the size limit fails and is not retried, with or without length or compression."""
     big = b'{"id": 5, "x": "' + b"x" * 300_000 + b'"}'
-    for script in ([answer(big, length=declared), Close()], answer(gzip.compress(big), headers=GZIP)):
+    for script in (
+        *([answer(big, length=length), Close()] for length in (True, False)),
+        answer(gzip.compress(big), headers=GZIP),
+    ):
         async with scripted([script]) as server, client(server.base, max_body_bytes=100_000) as asking:
             with pytest.raises(RetriesExhaustedError, match="more than 100,000 bytes") as raised:
                 await asking.get_file(5)
             assert raised.value.attempts == len(server.asked) == 1
-
-
-async def test_refused_at_the_start(client: Make) -> None:
-    """A refused connection ends within the initial connect time, as an outage."""
-    async with scripted(GOOD) as server:
-        base = server.base
-    async with client(base) as asking:
-        with pytest.raises(ServiceUnavailableError, match="no connection") as raised:
-            await asking.get_file(5)
-        assert isinstance(raised.value, RetriesExhaustedError)
-        assert raised.value.kind == "connect"
 
 
 async def test_proxies_and_netrc_are_ignored(client: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -158,17 +153,16 @@ async def test_proxies_and_netrc_are_ignored(client: Make, monkeypatch: pytest.M
         assert "authorization" not in server.asked[0].headers
 
 
-@pytest.mark.parametrize("status", [401, 403])
-async def test_a_refused_token_stops_all_requests(status: int, client: Make) -> None:
+async def test_a_refused_token_stops_all_requests(client: Make) -> None:
     """Waiting and later calls fail without another request."""
-    async with scripted([[Wait(0.05), answer(status=status)]]) as server, client(server.base) as asking:
-        results = await asyncio.gather(*(asking.get_file(number) for number in range(100)), return_exceptions=True)
-        assert all(isinstance(result, AuthenticationError) for result in results)
-        assert len(server.asked) <= INITIAL_CONCURRENCY
-        asked = len(server.asked)
-        with pytest.raises(AuthenticationError):
-            await asking.list_files(FileQuery())
-        assert len(server.asked) == asked
+    for status in (401, 403):
+        async with scripted([[Wait(0.05), answer(status=status)]]) as server, client(server.base) as asking:
+            results = await asyncio.gather(*(asking.get_file(number) for number in range(100)), return_exceptions=True)
+            assert {type(result) for result in results} == {AuthenticationError}
+            asked = len(server.asked)
+            with pytest.raises(AuthenticationError):
+                await asking.list_files(FileQuery())
+            assert asked == len(server.asked) <= INITIAL_CONCURRENCY
 
 
 async def test_a_rejected_list_is_not_retried(client: Make) -> None:
@@ -252,18 +246,6 @@ async def test_endless_pages_end(client: Make) -> None:
             assert len(server.asked) <= 2
 
 
-async def test_cancelling_frees_slots_and_connections(client: Make) -> None:
-    """Tasks that are cancelled while waiting, sending or backing off free their slots and connections."""
-    async with scripted([[Wait(30)]]) as server, client(server.base) as asking:
-        tasks = [asyncio.ensure_future(asking.get_file(number)) for number in range(50)]
-        await asyncio.sleep(0.05)
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(result, asyncio.CancelledError) for result in results)
-        assert (asking.rate_limiter.state.in_flight, asking.rate_limiter.state.waiting) == (0, 0)
-
-
 async def test_an_unreliable_service_is_read_completely(client: Make) -> None:
     """With a third of all requests lost, everything arrives with a bounded number of retries."""
     lost = iter(range(10_000))
@@ -285,3 +267,66 @@ async def test_a_client_that_was_not_entered(client: Make) -> None:
         await client("http://127.0.0.1:1").get_file(5)
     with pytest.raises(RuntimeError, match="async with"):
         await client("http://127.0.0.1:1").download_report("http://127.0.0.1:1/x", io.BytesIO())
+
+
+TEXT: Final = "écrasé à 5 °C"
+CASES: Final = [  # parameters, codec of the body, and what happens: stored, refused by name, or never another text
+    *(
+        (parameters, codec, "stored")
+        for codec in ("utf-8", "utf-8-sig")
+        for parameters in (
+            *("", "; version=1", "; charset=", "; charset=utf-8", '; charset="UTF8"', " ; CHARSET = 'utf-8'"),
+            *("; charset=utf-8; charset=UTF8", "; charset=us-ascii", "; charset=iso-8859-1"),
+        )
+    ),
+    *((f"; charset={name}", "utf-8", "refused") for name in ("utf-7", "bogus", "\u202eutf-8", "utf-8; charset=utf-16")),
+    *((f"; charset={name}", name, "refused") for name in ("utf-7", "utf-16", "UTF-16LE", "iso-8859-1", "windows-1252")),
+    ("; charset=us-ascii", "cp1252", "refused"),
+    *((parameters, codec, "not read") for parameters in ("; charset=utf-8", "") for codec in ("latin-1", "utf-16-le")),
+]
+
+
+async def call(client: Client, *, is_list: bool) -> bytes | ProtocolError | RetriesExhaustedError:
+    """Return the file's bytes as the client stores them, or the error."""
+    try:
+        if is_list:
+            return (await client.list_files(FileQuery())).items[0].raw
+        found = await client.get_file(5)
+        assert isinstance(found, Detail)
+    except (ProtocolError, RetriesExhaustedError) as error:
+        return error
+    return found.raw
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("is_list", [True, False], ids=["list", "detail"])
+async def test_only_utf8_is_stored(is_list: bool, client: Make) -> None:  # noqa: FBT001
+    """UTF-8 is kept whatever default its server names; another charset, or other bytes, is refused by its name."""
+    file = {"id": 5, "scan_code": TEXT}
+    text = json.dumps({"data": [file]} if is_list else file, ensure_ascii=False)
+    for parameters, codec, outcome in CASES:
+        headers = [("Content-Type", f"application/json{parameters}")]
+        async with scripted(answer(text.encode(codec), headers=headers)) as server, client(server.base) as asking:
+            result = await call(asking, is_list=is_list)
+        if outcome == "stored":
+            assert isinstance(result, bytes), parameters
+            assert json.loads(result.removeprefix(codecs.BOM_UTF8)) == file
+        elif outcome == "refused":
+            assert isinstance(result, ProtocolError if is_list else RetriesExhaustedError), parameters
+            assert "charset" in result.message
+            assert parameters.rpartition("=")[2].strip("\u202e").lower() in result.message
+            assert result.message.isprintable()
+        elif isinstance(result, bytes):  # the exact bytes are kept, and named as a reject when they are parsed
+            with pytest.raises(UnicodeDecodeError):
+                result.decode()
+
+
+async def test_an_error_keeps_its_status_in_any_charset(client: Make) -> None:
+    """A 422 in an unknown charset is a 422; an HTML page in one is a page."""
+    headers = [("Content-Type", "application/json; charset=utf-7")]
+    async with scripted([answer(b"+AMk-", status=422, headers=headers)]) as server, client(server.base) as asking:
+        with pytest.raises(ProtocolError, match="HTTP 422"):
+            await asking.list_files(FileQuery())
+    async with scripted([answer(b" <html>", headers=headers)]) as server, client(server.base) as asking:
+        with pytest.raises(RetriesExhaustedError, match="HTML"):
+            await asking.list_files(FileQuery())

@@ -24,11 +24,11 @@ from pipeline.settings import Settings
 from pipeline.urls import validate_proxy_url
 from schemas.requests import FileQuery
 from tests.client.conftest import spell_token
-from tests.client.scripted_server import answer, scripted
+from tests.client.scripted_server import answer, listening, scripted
 from tests.rows import every
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from tests.client.conftest import Make
 
@@ -73,28 +73,6 @@ class Proxy:
 
 
 @asynccontextmanager
-async def listening(serve: Callable[..., object], tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """Run a server on loopback for the block and yield its port."""
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        with suppress(asyncio.IncompleteReadError, OSError):
-            await serve(reader, writer)  # type: ignore[misc]
-
-    listener = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
-    try:
-        yield listener.sockets[0].getsockname()[1]
-    finally:
-        listener.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@asynccontextmanager
 async def proxied(status: str = "200 Connection established") -> AsyncIterator[Proxy]:
     """Run a proxy for the block."""
     proxy = Proxy(status)
@@ -114,7 +92,7 @@ async def encrypted(port: int) -> AsyncIterator[int]:
         there, onward = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.gather(plain.carry(reader, onward), plain.carry(there, writer))
 
-    async with listening(serve, context) as outer:
+    async with listening(serve, tls=context) as outer:
         yield outer
 
 

@@ -7,7 +7,6 @@ import io
 import json
 import socket
 import traceback
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -133,14 +132,3 @@ async def test_documents_are_stored_without_the_token(client: Make, capfd: pytes
     shown = "".join(capfd.readouterr())
     assert shown.count("token.redacted") == 1
     assert not leaks(shown)
-
-
-async def test_an_interrupted_request_does_not_show_the_token(client: Make) -> None:
-    """Cancelling a request in flight leaves no error with the URL."""
-    async with scripted([[]]) as server, client(server.base) as asking:
-        task = asyncio.ensure_future(asking.get_file(5))
-        await asyncio.sleep(0.05)
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-        assert not leaks(repr(task))

@@ -1,13 +1,16 @@
-"""Our tables against the interface and the field notes."""
+"""Our tables against the interface and the field notes; field ids that stay; digests of documents."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
 from schemas import tables
-from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, RAW, TABLES, Table
+from schemas.file_versions import CONTENT_DIGEST_BYTES, content_digest, same_content, version_digest
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FIELD_ID_KEY, RAW, TABLES, Table
 from tests.rows import every
 
 # Section 2 of the interface, then "Shapes beyond the document" of the field notes.
@@ -120,3 +123,84 @@ def test_names_are_unique() -> None:
     assert list(BY_NAME) == [table.name for table in TABLES]
     assert len(BY_NAME) == len(TABLES)
     assert RAW.names[0] == "file_id"
+
+
+# {table: {column: "id type[ required]"}}: readers of published parts find a column by its id alone. A column that is
+# removed keeps its line, so that no other column takes its id. A new column is a new line.
+GOLDEN: Final[dict[str, dict[str, str]]] = json.loads(Path(__file__).with_name("field_ids.json").read_text())
+SCHEMAS: Final = {table.name: table.arrow for table in TABLES} | {"raw": RAW}
+
+
+def describe(field: pa.Field) -> str:
+    """Return a column's line in the golden file."""
+    return f"{int(field.metadata[FIELD_ID_KEY])} {field.type}{'' if field.nullable else ' required'}"
+
+
+def test_no_field_id_changes() -> None:
+    """Every column of every part has the id, the type and the requiredness that earlier parts have."""
+    current = {name: {field.name: describe(field) for field in schema} for name, schema in SCHEMAS.items()}
+    assert current.keys() == GOLDEN.keys()
+    for name, columns in current.items():
+        assert columns == {column: GOLDEN[name].get(column) for column in columns}, name
+
+
+def test_no_field_id_is_used_twice() -> None:
+    """Within a table every column, removed ones included, has an id of its own, apart from Iceberg's reserved ids."""
+    for name, columns in GOLDEN.items():
+        ids = [int(line.split()[0]) for line in columns.values()]
+        assert len(set(ids)) == len(ids), name
+        assert 0 < min(ids) <= max(ids) < 1_000, name
+
+
+@every(
+    ("one", "other"),
+    [
+        *(
+            (b'"2026-01-02T03:04:05%b"' % spelled, b'"2026-01-02T03:04:05"')
+            for spelled in (b"Z", b"+00:00", b".000000Z", b".Z")
+        ),
+        (b'"2026-01-02T03:04:05.727000Z"', b'"2026-01-02T03:04:05.727+00:00"'),
+        (b'"2026-01-02T03:04:00.000Z"', b'"2026-01-02T03:04:00"'),
+        (b'"2026-01-02 03:04:05.500000"', b'"2026-01-02 03:04:05.5Z"'),
+        (b'["2026-01-02T03:04:05Z","2026-01-02T03:04:05.10Z"]', b'["2026-01-02T03:04:05","2026-01-02T03:04:05.1"]'),
+        (b'{"image_url":"https:\\/\\/x\\/a.jpg?sig=2","n":"a"}', b'{"image_url":"https://x/a.jpg?sig=1","n":"a"}'),
+    ],
+)
+def test_the_same(one: bytes, other: bytes) -> None:
+    """Another signature of an image and another spelling of an instant make no other digest."""
+    assert same_content(one, other)
+    assert content_digest(one) == content_digest(other)
+
+
+@every(
+    ("one", "other"),
+    [
+        (b'{"comment":"ABCZ"}', b'{"comment":"ABC"}'),
+        (b'{"comment":"52.000000"}', b'{"comment":"52"}'),
+        (b'{"at":"2026-01-02T03:04:05Z"}', b'{"at":"2026-01-02T03:04:06Z"}'),
+        (b'{"at":"2026-01-02T03:04:05.727000Z"}', b'{"at":"2026-01-02T03:04:05.728Z"}'),
+        (b'{"image_name":"a"}', b'{"image_name":"b"}'),
+        (b'{"uploads":[]}', b'{"uploads":[{}]}'),
+        (b'{"a":1,"image_url":"https://x/a"}', b'{"a":1}'),
+        (b'{"image_url":"https://x/a"}', b'{"image_url":null}'),
+        (b'{"image_url":"https://x/a"}', b'{"image_thumb":"https://x/a"}'),
+        (b'{"comment":"\\"image_url\\":\\"a\\""}', b'{"comment":"\\"image_url\\":\\"b\\""}'),
+        (b'{"page_url":"https://x/a"}', b'{"page_url":"https://x/b"}'),
+        (b'{"at":"2026-01-02T03:04:50Z"}', b'{"at":"2026-01-02T03:04:5Z"}'),
+        (b'{"at":"2026-01-02T03:04:00.000Z"}', b'{"at":"2026-01-02T03:04:"}'),
+        (b'{"comment":"2026-01-02T03:04:05Z."}', b'{"comment":"2026-01-02T03:04:05."}'),
+        (b'{"comment":"2026-01-02T03:04:05.500 h"}', b'{"comment":"2026-01-02T03:04:05.5 h"}'),
+        (b'{"at":"2026-01-02T03:04:05+01:00"}', b'{"at":"2026-01-02T03:04:05+00:00"}'),
+    ],
+)
+def test_another(one: bytes, other: bytes) -> None:
+    """Whatever a person could notice makes another digest."""
+    assert content_digest(one) != content_digest(other)
+
+
+def test_renewed_links() -> None:
+    """Another signature makes another digest of a version, of which the content has the same part."""
+    one, other = (b'{"image_url" : "https://x/a?%d","image_thumb":"https://x/b"}' % number for number in (1, 2))
+    assert version_digest(one) != version_digest(other)
+    assert version_digest(one)[:CONTENT_DIGEST_BYTES] == version_digest(other)[:CONTENT_DIGEST_BYTES]
+    assert version_digest(one)[:CONTENT_DIGEST_BYTES] == content_digest(other)
