@@ -39,13 +39,17 @@ def steady(rate: float, seconds: float, warm_up: float = 10.0) -> Course:
 
 
 @every(("name", "retry_after"), zip(LIMITS, (None, 1.0, 1.0, None), strict=True))
-def test_an_unknown_limit_is_found(name: str, retry_after: float | None) -> None:
-    """After ten seconds nine tenths of the allowed rate are used; about one answer in a hundred is a 429."""
+def test_a_limit_is_found_and_learned(name: str, retry_after: float | None) -> None:
+    """After ten seconds nine tenths of a limit are used, in the next run at once; one answer in a hundred is a 429."""
     run = Simulation(steady(200.0, 60.0), LIMITS[name](), retry_after=retry_after)
     assert run.share >= 0.9
     assert run.refused_share < 0.01
     assert run.limiter.state.limited_by == "server limit"
     assert run.limiter.learned.rate == pytest.approx(200.0, rel=0.35)
+    learned = {"learned": LearnedLimits(rate=194.0, concurrency=16)}
+    run = Simulation(steady(200.0, 60.0, 0.0), LIMITS[name](), retry_after=1.0, options=learned)
+    assert run.share >= 0.9
+    assert run.refused_share < 0.004
 
 
 @every(("retry_after", "least"), [(None, 0.88), ("accurate", 0.91), (1.0, 0.83)])
@@ -55,15 +59,6 @@ def test_a_small_bucket_is_found_in_the_first_minute(retry_after: float | str | 
     assert run.share >= 0.9
     assert run.good >= least * 200 * 60
     assert run.refused_share < 0.01
-
-
-@every("name", LIMITS)
-def test_learned_limits_need_no_search(name: str) -> None:
-    """A run that starts with the learned rate uses nine tenths of the limit from its first second, with few 429s."""
-    learned = LearnedLimits(rate=194.0, concurrency=16)
-    run = Simulation(steady(200.0, 60.0, 0.0), LIMITS[name](), retry_after=1.0, options={"learned": learned})
-    assert run.share >= 0.9
-    assert run.refused_share < 0.004
 
 
 def test_a_low_learned_rate_is_left_behind_by_short_runs() -> None:

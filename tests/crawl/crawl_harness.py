@@ -286,6 +286,13 @@ def differences(emulator: Emulator, lake: FakeLake, keys: set[int] | None = None
     return found
 
 
+async def crawl_exactly(emulator: Emulator, lake: FakeLake, *args: Any, **more: Any) -> CrawlRun:
+    """Run one crawl; afterwards the lake equals the service."""
+    run = await run_crawl(emulator, lake, *args, **more)
+    assert differences(emulator, lake) == []
+    return run
+
+
 def _is_same(detail: dict[str, Any], true: dict[str, Any]) -> bool:
     return all(detail.get(name) == true.get(name) for name in ("scan_code", "closed", "fields", "workflow_runs"))
 

@@ -31,11 +31,10 @@ _MAX_UNITS = 40
 _UNIT_BYTES = 1_000
 
 
-async def test_large_files_make_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_files_make_small_batches(lake: FakeLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files whose documents are many units make batches of few files, every file is stored, and the crawl ends."""
     monkeypatch.setattr(batcher, "_BYTES_PER_UNIT", _UNIT_BYTES)
     async with Emulator(200, seed=5) as emulator:
-        lake = FakeLake()
         await run_crawl(emulator, lake, replace(WITH_DETAILS, commit_every_files=_MAX_UNITS, commit_every_seconds=60))
     sizes = [
         [len(version.list_item or b"") + len(version.detail or b"") for version in batch.versions]

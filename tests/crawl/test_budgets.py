@@ -28,21 +28,21 @@ _FAST: Final = replace(LIST_ONLY, commit_every_files=1_000, includes=("locations
     ],
     ids=str,
 )
-async def test_a_first_sync_of_many(spread: Any, profile: str, settings: dict[str, str], factor: float) -> None:
+async def test_a_first_sync_of_many(
+    lake: FakeLake, spread: Any, profile: str, settings: dict[str, str], factor: float
+) -> None:
     """A first sync makes a small multiple of the calls that full pages need; without hints or counts not many more."""
     quirks = make_quirks(profile, settings)
     async with Emulator(plan=WorldPlan(files=FILES, seed=SEED, spread=spread), quirks=quirks) as emulator:
-        lake = FakeLake()
         result = await run_crawl(emulator, lake, _FAST, token_location="header" if profile == "contrary" else "query")
         assert len(lake.stored) == FILES
         assert result.lists <= factor * FILES / (quirks.page_cap or PAGE)
         assert not result.inconsistent or profile != "seen"
 
 
-async def test_only_changes_are_fetched() -> None:
+async def test_only_changes_are_fetched(lake: FakeLake) -> None:
     """With ten changed files a sync makes ten detail calls; with none it makes a handful of list calls."""
     async with Emulator(150, seed=SEED) as emulator:
-        lake = FakeLake()
         assert (await run_crawl(emulator, lake)).details == 150
         emulator.world.update(emulator.world.pick_random(10))
         assert (await run_crawl(emulator, lake)).details == 10
@@ -52,10 +52,9 @@ async def test_only_changes_are_fetched() -> None:
         assert differences(emulator, lake) == []
 
 
-async def test_a_change_within_the_second_of_the_timestamp() -> None:
+async def test_a_change_within_the_second_of_the_timestamp(lake: FakeLake) -> None:
     """A second change within the same second is fetched, although the timestamp is the same."""
     async with Emulator(60, seed=SEED) as emulator:
-        lake = FakeLake()
         emulator.world.clock.set(emulator.world.clock.now())
         key = emulator.world.keys()[7]
         emulator.world.edit(key, "add-upload")
@@ -66,11 +65,10 @@ async def test_a_change_within_the_second_of_the_timestamp() -> None:
 
 
 @pytest.mark.parametrize("includes", [(), ("fields",)])
-async def test_lists_with_few_includes(includes: tuple[Literal["fields"], ...]) -> None:
+async def test_lists_with_few_includes(lake: FakeLake, includes: tuple[Literal["fields"], ...]) -> None:
     """If the list does not show every change, a file fetched soon after its timestamp is fetched again."""
     options = replace(WITH_DETAILS, includes=includes)
     async with Emulator(60, seed=SEED) as emulator:
-        lake = FakeLake()
         key = emulator.world.keys()[7]
         emulator.world.edit(key, "add-upload")
         await run_crawl(emulator, lake, options)
@@ -80,11 +78,10 @@ async def test_lists_with_few_includes(includes: tuple[Literal["fields"], ...]) 
             assert (await run_crawl(emulator, lake, options)).details == details
 
 
-async def test_always() -> None:
+async def test_always(lake: FakeLake) -> None:
     """With fetch_details = "always" every listed file is fetched once in every run."""
     options = replace(WITH_DETAILS, fetch_details="always")
     async with Emulator(120, seed=SEED) as emulator:
-        lake = FakeLake()
         emulator.world.touch(emulator.world.pick_random(20))
         assert (await run_crawl(emulator, lake, options)).details == 120
         assert (await run_crawl(emulator, lake, options)).details == 20

@@ -14,7 +14,7 @@ from pipeline.crawl.models import RefetchRequest, parse_reference
 from pipeline.emulator import Emulator, make_quirks
 from pipeline.errors import AuthenticationError, ProtocolError, ServiceUnavailableError
 from schemas.file_versions import Reject
-from tests.crawl.crawl_harness import WITH_DETAILS, ChangingEmulator, FakeLake, differences, run_crawl
+from tests.crawl.crawl_harness import WITH_DETAILS, ChangingEmulator, FakeLake, crawl_exactly, differences, run_crawl
 
 if TYPE_CHECKING:
     from pipeline.client.protocol import ListItem
@@ -31,12 +31,11 @@ def refetches(lake: FakeLake) -> list[RefetchRequest]:
     ]
 
 
-async def test_files_that_fail_while_others_succeed() -> None:
+async def test_files_that_fail_while_others_succeed(lake: FakeLake) -> None:
     """Files whose detail always fails become rejects with their list item, later also alone: a probe succeeds."""
     async with Emulator(FILES, seed=SEED) as emulator:
         poison = emulator.world.pick_random(3)
         emulator.set_faults(poison=poison)
-        lake = FakeLake()
         result = await run_crawl(emulator, lake)
         assert set(lake.rejects) == set(poison)
         assert result.stats.rejects == 3
@@ -52,12 +51,11 @@ async def test_files_that_fail_while_others_succeed() -> None:
         assert result.details <= 6 + 3
 
 
-async def test_a_reject_is_fetched_later() -> None:
+async def test_a_reject_is_fetched_later(lake: FakeLake) -> None:
     """A reject is tried once in each later run, and is stored with the forms that only the list contains."""
     async with Emulator(FILES, seed=SEED, quirks=make_quirks("seen", {"detail_forms": "no"})) as emulator:
         poison = [row["key"] for row in emulator.truth() if row["item"]["form_submits"]][:2]
         emulator.set_faults(poison=poison)
-        lake = FakeLake()
         await run_crawl(emulator, lake)
         still = await run_crawl(emulator, lake, refetches=refetches(lake))
         assert still.stats.rejects == 2
@@ -70,10 +68,9 @@ async def test_a_reject_is_fetched_later() -> None:
         assert differences(emulator, lake) == []
 
 
-async def test_a_refetch_of_a_file_that_the_list_lacks() -> None:
+async def test_a_refetch_of_a_file_that_the_list_lacks(lake: FakeLake) -> None:
     """A file that is found by id but not in the list keeps its former list item."""
     async with Emulator(FILES, seed=SEED) as emulator:
-        lake = FakeLake()
         await run_crawl(emulator, lake)
         key = next(row["key"] for row in emulator.truth() if row["item"]["form_submits"])
         former = lake.versions[key].list_item
@@ -86,13 +83,12 @@ async def test_a_refetch_of_a_file_that_the_list_lacks() -> None:
         assert lake.rejects == {}
 
 
-async def test_a_refetch_of_a_deleted_file() -> None:
+async def test_a_refetch_of_a_deleted_file(lake: FakeLake) -> None:
     """A reject that was deleted since gets a tombstone after two lists by its reference, which another file has too."""
     async with Emulator(FILES, seed=SEED) as emulator:
         world = emulator.world
         gone, twin = world.pick_random(2)
         emulator.set_faults(poison=[gone])
-        lake = FakeLake()
         await run_crawl(emulator, lake)
         world.records[twin].scan_code = reference = world.records[gone].scan_code
         world.by_reference[reference].append(twin)
@@ -104,7 +100,7 @@ async def test_a_refetch_of_a_deleted_file() -> None:
         assert lake.deleted == {gone}
 
 
-async def test_a_reject_is_tried_once_per_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reject_is_tried_once_per_run(lake: FakeLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is both listed again and among the rejects is fetched once."""
     find = WindowReader.find_item
 
@@ -116,7 +112,6 @@ async def test_a_reject_is_tried_once_per_run(monkeypatch: pytest.MonkeyPatch) -
     async with Emulator(FILES, seed=SEED) as emulator:
         poison = emulator.world.pick_random(1)
         emulator.set_faults(poison=poison)
-        lake = FakeLake()
         await run_crawl(emulator, lake)
         emulator.set_faults(poison=())
         emulator.world.update(poison)
@@ -132,11 +127,12 @@ async def test_a_reject_is_tried_once_per_run(monkeypatch: pytest.MonkeyPatch) -
         ("401", "/", 40, 0, AuthenticationError),
     ],
 )
-async def test_an_outage(status: str, path: str, skip: int, stored: int, error: type[Exception]) -> None:
+async def test_an_outage(
+    lake: FakeLake, status: str, path: str, skip: int, stored: int, error: type[Exception]
+) -> None:
     """If every detail or request fails, or the token is refused, the run fails soon and keeps what was committed."""
     async with Emulator(FILES, seed=SEED) as emulator:
         emulator.script(status, times=100_000, path=path, skip=skip)
-        lake = FakeLake()
         with pytest.raises(error):
             await run_crawl(emulator, lake, max_attempts=1)
         assert lake.rejects == {}
@@ -145,12 +141,11 @@ async def test_an_outage(status: str, path: str, skip: int, stored: int, error: 
         assert emulator.counts["detail"] < skip + 60
         assert emulator.statuses[401] <= 40
         emulator.faults.clear()
-        await run_crawl(emulator, lake)
-        assert differences(emulator, lake) == []
+        await crawl_exactly(emulator, lake)
 
 
 @pytest.mark.parametrize("shape", ["404", "{}", "envelope-300"])
-async def test_deleted_between_list_and_detail(shape: str) -> None:
+async def test_deleted_between_list_and_detail(lake: FakeLake, shape: str) -> None:
     """A file that is deleted before its detail is requested gets a tombstone, and the run succeeds."""
     async with ChangingEmulator(30, seed=SEED, quirks=make_quirks("seen", {"not_found": shape})) as emulator:
         victims = emulator.world.pick_random(4)
@@ -160,7 +155,6 @@ async def test_deleted_between_list_and_detail(shape: str) -> None:
                 emulator.world.delete(victims)
 
         emulator.change = strike
-        lake = FakeLake()
         result = await run_crawl(emulator, lake, replace(WITH_DETAILS, workers=1))
         assert result.stats.deleted == len(lake.deleted)
         assert set(lake.deleted) <= set(victims)
@@ -180,14 +174,13 @@ def _deny(emulator: Emulator, denied: set[int] | None, monkeypatch: pytest.Monke
     monkeypatch.setattr(emulator.world, "find", found)
 
 
-async def test_not_found_by_id_but_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_not_found_by_id_but_listed(lake: FakeLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is not found by id but listed, by its reference or else its timestamp, is stored as a reject."""
     async with Emulator(FILES, seed=SEED) as emulator:
         denied = emulator.world.pick_random(5)
         for key in denied[3:]:
             emulator.world.records[key].scan_code = ""
         _deny(emulator, set(denied), monkeypatch)
-        lake = FakeLake()
         result = await run_crawl(emulator, lake)
         assert set(lake.rejects) == set(denied)
         assert result.stats.deleted == 0
@@ -198,13 +191,14 @@ async def test_not_found_by_id_but_listed(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("shape", "references"), [("{}", "found"), ("404", "lost"), ("envelope-300", "lost"), ("404", "found")]
 )
-async def test_no_file_is_found_by_id(monkeypatch: pytest.MonkeyPatch, shape: str, references: str) -> None:
+async def test_no_file_is_found_by_id(
+    lake: FakeLake, monkeypatch: pytest.MonkeyPatch, shape: str, references: str
+) -> None:
     """If no file is found by id, the run stops soon, without tombstones and with the same watermark."""
     async with Emulator(200, seed=SEED, quirks=make_quirks("seen", {"not_found": shape})) as emulator:
         if references == "lost":
             emulator.world.by_reference.clear()
         _deny(emulator, None, monkeypatch)
-        lake = FakeLake()
         with pytest.raises(ProtocolError, match="not found by id"):
             await run_crawl(emulator, lake)
         assert lake.watermark is None
@@ -212,11 +206,10 @@ async def test_no_file_is_found_by_id(monkeypatch: pytest.MonkeyPatch, shape: st
         assert emulator.counts["detail"] < 100
 
 
-async def test_details_that_never_agree_with_the_list() -> None:
+async def test_details_that_never_agree_with_the_list(lake: FakeLake) -> None:
     """A detail with another timestamp is fetched again, and the file is fetched again in the next run."""
     async with Emulator(40, seed=SEED, quirks=make_quirks("seen", {"detail_stamp": "newer"})) as emulator:
         emulator.world.touch(emulator.world.pick_random(4))
-        lake = FakeLake()
         assert (await run_crawl(emulator, lake)).details == 80
         assert not any(known.is_stable for known in lake.stored.values())
         assert (await run_crawl(emulator, lake)).details == 8

@@ -19,7 +19,7 @@ from pipeline.emulator import Emulator, make_quirks
 from pipeline.errors import ProtocolError
 from schemas.timestamps import SECOND, from_datetime
 from tests.client.scripted_server import Asked, answer, scripted
-from tests.crawl.crawl_harness import LIST_ONLY, FakeLake, differences, know_nothing, run_crawl
+from tests.crawl.crawl_harness import LIST_ONLY, FakeLake, crawl_exactly, know_nothing, run_crawl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,20 +73,19 @@ ANSWERS: Final[list[dict[str, Any]]] = [
     ],
     ids=lambda values: "-".join(map(str, values.values())),
 )
-async def test_every_answer_of_the_list(settings: dict[str, Any], client_options: dict[str, Any]) -> None:
+async def test_every_answer_of_the_list(
+    lake: FakeLake, settings: dict[str, Any], client_options: dict[str, Any]
+) -> None:
     """All files and later changes arrive, whatever the interface leaves open, and if pages are too large."""
     async with Emulator(FILES, seed=SEED, quirks=make_quirks("seen", settings)) as emulator:
-        lake = FakeLake()
-        first = await run_crawl(emulator, lake, LIST_ONLY, **client_options)
-        assert differences(emulator, lake) == []
+        first = await crawl_exactly(emulator, lake, LIST_ONLY, **client_options)
         assert len(lake.stored) == FILES
         assert not first.inconsistent
         assert client_options or first.lists <= 8 * FILES / (emulator.quirks.page_cap or 50) + 40
         emulator.world.update(emulator.world.pick_random(20))
         emulator.world.create(60)
         emulator.world.clock.advance(3)
-        await run_crawl(emulator, lake, LIST_ONLY, **client_options)
-        assert differences(emulator, lake) == []
+        await crawl_exactly(emulator, lake, LIST_ONLY, **client_options)
         assert lake.rejects == {}
         assert emulator.strays == []
 
@@ -100,7 +99,7 @@ async def test_one_file_is_too_large() -> None:
         assert emulator.requests < 40
 
 
-async def test_instances_that_come_one_after_the_other() -> None:
+async def test_instances_that_come_one_after_the_other(lake: FakeLake) -> None:
     """A second instance is a file of its own, even if the first was fetched in an earlier run."""
 
     def item(file_id: int, stamp: str) -> dict[str, Any]:
@@ -108,7 +107,6 @@ async def test_instances_that_come_one_after_the_other() -> None:
 
     held: list[dict[str, Any]] = [item(7, "2024-01-01T00:00:00Z")]
     async with scripted(_service(lambda: held)) as server, Client(server.base, "secret") as client:
-        lake = FakeLake()
         await _crawl(server, client, lake, LIST_ONLY)
         assert set(lake.stored) == {7}
         held.append(item(8, "2024-01-02T00:00:00Z"))
@@ -188,7 +186,7 @@ async def _nowhere(_: object) -> None:
     pass
 
 
-async def test_a_document_without_an_id() -> None:
+async def test_a_document_without_an_id(lake: FakeLake) -> None:
     """List items without a usable id become rejects of their window, and the run succeeds."""
     stamp = "2024-05-05T05:05:05Z"
     odd: list[dict[str, Any]] = [
@@ -199,7 +197,6 @@ async def test_a_document_without_an_id() -> None:
     ]
     good = [{"id": str(10**18 + n), "scan_code": "S", "updated_at": stamp} for n in range(3)]
     async with scripted(_service(lambda: [*odd, *good])) as server, Client(server.base, "secret") as client:
-        lake = FakeLake()
         result = await _crawl(server, client, lake, LIST_ONLY)
         assert set(lake.stored) == {10**18, 10**18 + 1, 10**18 + 2}
         assert sorted(reject.document for reject in lake.rejects_without_id) == sorted(

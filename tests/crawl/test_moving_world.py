@@ -20,6 +20,7 @@ from tests.crawl.crawl_harness import (
     WITH_DETAILS,
     ChangingEmulator,
     FakeLake,
+    crawl_exactly,
     differences,
     know_nothing,
     open_client,
@@ -60,8 +61,7 @@ async def crawl_twice(emulator: ChangingEmulator, *, pace: float, seconds: float
         assert left_alone, "some files should have been left alone"
         assert differences(emulator, lake, left_alone) == []
         emulator.world.clock.advance(emulator.quirks.late_commit_seconds)
-        await run_crawl(emulator, lake, **client_options)
-        assert differences(emulator, lake) == []
+        await crawl_exactly(emulator, lake, **client_options)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 2.0])
@@ -102,10 +102,9 @@ async def test_paging_by_number_loses_files() -> None:
     assert lost > 0
 
 
-async def test_a_file_that_changes_at_every_request() -> None:
+async def test_a_file_that_changes_at_every_request(lake: FakeLake) -> None:
     """A file that is updated at every request is stored by the first run, and the run ends."""
     async with changing_emulator(1) as emulator:
-        lake = FakeLake()
         changing_key = emulator.world.keys()[60]
         emulator.change = partial(emulator.world.touch, [changing_key])
         result = await run_crawl(emulator, lake)
@@ -128,10 +127,9 @@ class MovingAway(ChangingEmulator):
         return answer
 
 
-async def test_files_that_move_behind_the_reader() -> None:
+async def test_files_that_move_behind_the_reader(lake: FakeLake) -> None:
     """Files that move into the newest window after it was read are stored, because that window is read again."""
     async with MovingAway(FILES, seed=1) as emulator:
-        lake = FakeLake()
         await run_crawl(emulator, lake)
         assert len(emulator.moved) == 5
         assert differences(emulator, lake) == []
@@ -168,10 +166,9 @@ async def test_a_file_that_changes_in_flight_is_fetched_again() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 120])
-async def test_files_from_the_future(count: int) -> None:
+async def test_files_from_the_future(lake: FakeLake, count: int) -> None:
     """Files of one second years ahead, be it an overflow, are stored at once, and do not move the watermark ahead."""
     async with changing_emulator(2) as emulator:
-        lake = FakeLake()
         now = emulator.world.clock.now()
         emulator.world.touch(emulator.world.pick_random(count), at=now + 5 * 365 * 86_400 * 1_000_000)
         await run_crawl(emulator, lake, LIST_ONLY)
@@ -179,29 +176,25 @@ async def test_files_from_the_future(count: int) -> None:
         assert lake.watermark is not None
         assert lake.watermark <= now // 1_000_000
         emulator.world.update(emulator.world.pick_random(5))
-        await run_crawl(emulator, lake, LIST_ONLY)
-        assert differences(emulator, lake) == []
+        await crawl_exactly(emulator, lake, LIST_ONLY)
 
 
-async def test_a_commit_that_shows_late() -> None:
+async def test_a_commit_that_shows_late(lake: FakeLake) -> None:
     """A change that is listed minutes after its timestamp is read by the lookback of a later run."""
     async with changing_emulator(4, late_commit_seconds=300.0) as emulator:
-        lake = FakeLake()
         await run_crawl(emulator, lake)
         emulator.world.update(emulator.world.pick_random(12))
         emulator.world.create(3)
         await run_crawl(emulator, lake)
         assert len(differences(emulator, lake)) == 15
         emulator.world.clock.advance(310)
-        await run_crawl(emulator, lake)
-        assert differences(emulator, lake) == []
+        await crawl_exactly(emulator, lake)
 
 
-async def test_batches_keep_the_order_of_versions() -> None:
+async def test_batches_keep_the_order_of_versions(lake: FakeLake) -> None:
     """A file that is updated while in flight is committed in its last version, never an older one last."""
     options = replace(WITH_DETAILS, commit_every_files=7, commit_every_seconds=0.01)
     async with changing_emulator(6) as emulator:
-        lake = FakeLake()
         emulator.start_changing(6, pace=0.7)
         await run_crawl(emulator, lake, options, windows=[ALL_TIME])
         latest: dict[int, int] = {}

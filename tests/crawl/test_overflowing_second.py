@@ -12,7 +12,7 @@ from pipeline.crawl.listing import WindowReader
 from pipeline.crawl.windows import Window
 from pipeline.emulator import make_quirks
 from schemas.timestamps import SECOND, now_us
-from tests.crawl.crawl_harness import LIST_ONLY, ChangingEmulator, FakeLake, differences, run_crawl
+from tests.crawl.crawl_harness import LIST_ONLY, ChangingEmulator, FakeLake, crawl_exactly, differences, run_crawl
 
 SEED: Final = 13
 STAMP: Final = 1_700_000_000 * 1_000_000
@@ -29,11 +29,10 @@ def fill_second(emulator: ChangingEmulator, count: int, *, spread: int = 1) -> l
 @pytest.mark.parametrize(
     ("count", "order"), [(51, "shuffled"), (120, "updated-desc"), (251, "shuffled"), (300, "updated-desc")]
 )
-async def test_one_second(count: int, order: str) -> None:
+async def test_one_second(lake: FakeLake, count: int, order: str) -> None:
     """All files of an overflowing second are stored, and its list is consistent."""
     async with ChangingEmulator(count + 60, seed=SEED, quirks=make_quirks("seen", {"order": order})) as emulator:
         fill_second(emulator, count)
-        lake = FakeLake()
         result = await run_crawl(emulator, lake, LIST_ONLY)
         # A shuffled list that does not fit in a response contains files twice and others never: it is inconsistent.
         is_inconsistent = order == "shuffled" and count > 250
@@ -53,22 +52,21 @@ async def test_one_second(count: int, order: str) -> None:
     ],
     ids=["bare", "no timestamps", "small pages", "seconds in a row"],
 )
-async def test_seconds_without_hints(count: int, files: int, spread: int, settings: dict[str, object]) -> None:
+async def test_seconds_without_hints(
+    lake: FakeLake, count: int, files: int, spread: int, settings: dict[str, object]
+) -> None:
     """The same without counts or timestamps, with small pages, and for seconds whose widened bounds overlap."""
     async with ChangingEmulator(files, seed=SEED, quirks=make_quirks("seen", settings)) as emulator:
         fill_second(emulator, count, spread=spread)
-        lake = FakeLake()
-        result = await run_crawl(emulator, lake, LIST_ONLY)
-        assert differences(emulator, lake) == []
+        result = await crawl_exactly(emulator, lake, LIST_ONLY)
         assert not result.inconsistent
 
 
-async def test_a_second_that_keeps_changing() -> None:
+async def test_a_second_that_keeps_changing(lake: FakeLake) -> None:
     """An overflowing second that changes at every request is inconsistent, and the watermark stays before it."""
     async with ChangingEmulator(500, seed=SEED) as emulator:
         keys = fill_second(emulator, 320)
         outside = [key for key in emulator.world.keys() if key not in set(keys)]  # noqa: SIM118
-        lake = FakeLake()
         at = 0
 
         def swap() -> None:
@@ -91,21 +89,19 @@ async def test_a_second_that_keeps_changing() -> None:
         assert differences(emulator, lake) == []
 
 
-async def test_a_long_window_with_an_overflow_at_its_end() -> None:
+async def test_a_long_window_with_an_overflow_at_its_end(lake: FakeLake) -> None:
     """If files leave a long window with an overflow at its end, only the overflow is read by pages again."""
     options = replace(LIST_ONLY, commit_every_files=1_000)
     async with ChangingEmulator(300, seed=SEED) as emulator:
         keys = fill_second(emulator, 120)
         others = iter([key for key in emulator.world.keys() if key not in set(keys)])  # noqa: SIM118
         emulator.change = lambda: emulator.world.touch([key for key in [next(others, None)] if key is not None])
-        lake = FakeLake()
         result = await run_crawl(emulator, lake, options)
         emulator.stop_changing()
         assert not [
             window for window in result.inconsistent if window.end is not None and window.end <= STAMP // 1_000_000 + 9
         ]
-        await run_crawl(emulator, lake, options)
-        assert differences(emulator, lake) == []
+        await crawl_exactly(emulator, lake, options)
 
 
 @pytest.mark.parametrize(("paging", "calls"), [("top", 4), ("bare", 6)])

@@ -15,7 +15,15 @@ from pipeline.crawl.windows import ALL_TIME
 from pipeline.emulator import Emulator
 from pipeline.errors import StorageError
 from schemas.timestamps import SECOND
-from tests.crawl.crawl_harness import LIST_ONLY, WITH_DETAILS, FakeLake, differences, open_client, run_crawl
+from tests.crawl.crawl_harness import (
+    LIST_ONLY,
+    WITH_DETAILS,
+    FakeLake,
+    crawl_exactly,
+    differences,
+    open_client,
+    run_crawl,
+)
 from tests.soaking import sample
 
 if TYPE_CHECKING:
@@ -61,11 +69,10 @@ class SlowSink:
 
 
 @pytest.mark.parametrize("seed", sample(range(10), 5))
-async def test_cancelled_at_any_moment(seed: int) -> None:
+async def test_cancelled_at_any_moment(lake: FakeLake, seed: int) -> None:
     """A crawl that is cancelled at a random moment commits what is finished; the next ones repeat few details."""
     rng = random.Random(seed)
     async with Emulator(FILES, seed=seed) as emulator:
-        lake = FakeLake()
         for _ in range(3):
             task = asyncio.create_task(run_crawl(emulator, lake, _SMALL))
             enough = emulator.requests + rng.randrange(60)
@@ -75,8 +82,7 @@ async def test_cancelled_at_any_moment(seed: int) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert crawl_tasks() == []
-        await run_crawl(emulator, lake, _SMALL)
-        assert differences(emulator, lake) == []
+        await crawl_exactly(emulator, lake, _SMALL)
         assert emulator.counts["detail"] <= FILES + 3 * (_SMALL.workers + 2)
 
 
@@ -97,16 +103,14 @@ async def test_cancelled_twice_during_commits(seed: int) -> None:
             await task
         assert sink.numbers("committed") == sink.numbers("write")
         assert crawl_tasks() == []
-        await run_crawl(emulator, lake, _SMALL)
-        assert differences(emulator, lake) == []
+        await crawl_exactly(emulator, lake, _SMALL)
 
 
 async def test_one_batch_is_written_while_another_is_committed() -> None:
     """A write and the commit of the batch before overlap; batches are committed in the order of collection."""
     async with Emulator(FILES, seed=8) as emulator:
         lake, sink = FakeLake(), SlowSink()
-        await run_crawl(emulator, lake, _SMALL, sink=sink)
-        assert differences(emulator, lake) == []
+        await crawl_exactly(emulator, lake, _SMALL, sink=sink)
         ordered = [event for event in sink.events if event[0] != "write"]
         assert ordered == [(name, number) for number in range(len(ordered) // 2) for name in ("commit", "committed")]
         positions = {event: position for position, event in enumerate(sink.events)}
@@ -117,10 +121,9 @@ async def test_one_batch_is_written_while_another_is_committed() -> None:
     ("error", "after"),
     [(StorageError("ledger.sqlite: disk full"), 3), (OSError(28, "no space"), 1), (ZeroDivisionError(), 2)],
 )
-async def test_a_sink_that_fails(error: Exception, after: int) -> None:
+async def test_a_sink_that_fails(lake: FakeLake, error: Exception, after: int) -> None:
     """A full disk or a bug ends the crawl with its error, not in a group, and the sink receives nothing afterwards."""
     async with Emulator(FILES, seed=2) as emulator:
-        lake = FakeLake()
         calls = 0
 
         async def full(_: CommitBatch) -> None:
@@ -135,8 +138,7 @@ async def test_a_sink_that_fails(error: Exception, after: int) -> None:
         assert caught.value is error
         assert crawl_tasks() == []
         assert calls == after
-        await run_crawl(emulator, lake, _SMALL)
-        assert differences(emulator, lake) == []
+        await crawl_exactly(emulator, lake, _SMALL)
 
 
 async def test_a_lookup_that_fails_during_a_commit() -> None:
@@ -158,24 +160,21 @@ async def test_a_lookup_that_fails_during_a_commit() -> None:
         assert crawl_tasks() == []
 
 
-async def test_the_smallest_batches_and_one_worker() -> None:
+async def test_the_smallest_batches_and_one_worker(lake: FakeLake) -> None:
     """With one file per commit, one worker and a slow sink the crawl still ends."""
     options = replace(LIST_ONLY, workers=1, commit_every_files=1, commit_every_seconds=0.001)
     async with Emulator(FILES, seed=6) as emulator:
-        lake = FakeLake()
         async with asyncio.timeout(150):
             await run_crawl(emulator, lake, options, sink=SlowSink())
         assert differences(emulator, lake) == []
         assert all(len(batch.versions) <= 2 for batch in lake.batches)
 
 
-async def test_an_empty_service() -> None:
+async def test_an_empty_service(lake: FakeLake) -> None:
     """A service without files is synced with a few calls, and has a watermark."""
     async with Emulator(0, seed=7) as emulator:
-        lake = FakeLake()
         result = await run_crawl(emulator, lake)
         assert result.lists <= 4
         assert lake.watermark is not None
         emulator.world.create(3)
-        await run_crawl(emulator, lake)
-        assert differences(emulator, lake) == []
+        await crawl_exactly(emulator, lake)
