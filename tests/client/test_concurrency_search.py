@@ -122,6 +122,17 @@ def saturate(search: AdaptiveConcurrency, start: float, seconds: float, latency:
         search.on_success(now, latency, search.limit)
 
 
+def test_a_step_that_nobody_needs_is_taken_back() -> None:
+    """If no request waits any more while a step beyond 64 is measured, the former limit returns."""
+    search = AdaptiveConcurrency(0.0, ceiling=144, learned=64)
+    saturate(search, 0.0, 0.45, LATENCY)
+    assert search.limit == 96
+    search.was_limiting = False
+    for answer in range(200):
+        search.on_success(0.65 + answer / 1_000, LATENCY, 64)
+    assert search.limit == 64
+
+
 def test_refusals_take_back_a_step() -> None:
     """A 429 beyond 64 takes back one step, at 64 none; a 503 halves, and fifteen seconds later that has passed."""
     search = AdaptiveConcurrency(0.0, ceiling=144, learned=64)

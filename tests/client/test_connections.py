@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,8 +18,6 @@ from tests.client.scripted_server import Asked, Close, Wait, answer, scripted
 from tests.rows import every
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.client.conftest import Make
 
 pytestmark = pytest.mark.virtual_time
@@ -58,24 +55,6 @@ async def test_a_closed_connection_is_not_used_again(steps: list[Any], client: M
             await asking.get_file(5)
             await asyncio.sleep(0.05)
         assert (server.connections, dict(asking.stats.error_kinds)) == (2, {})
-
-
-@pytest.fixture
-def deaf() -> Iterator[str]:
-    """Return the base URL of a service whose queue of connections is full."""
-    with socket.socket() as server, socket.socket() as first:
-        server.bind(("127.0.0.1", 0))
-        server.listen(0)
-        first.connect(server.getsockname())
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-
-
-async def test_no_connection_in_time(client: Make, deaf: str) -> None:
-    """A connection that is not made in time is an error of its own: the request cannot have reached the service."""
-    async with client(deaf, connect_timeout_seconds=0.1, max_attempts=1) as asking:
-        with pytest.raises(RetriesExhaustedError, match="no connection") as raised:
-            await asking.get_file(5)
-        assert raised.value.kind == "connect"
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02])

@@ -7,6 +7,7 @@ import codecs
 import gzip
 import io
 import json
+import socket
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from pipeline.client.concurrency_search import INITIAL_CONCURRENCY
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail, NotFound
-from pipeline.errors import AuthenticationError, ProtocolError
+from pipeline.errors import AuthenticationError, ProtocolError, ServiceUnavailableError
 from schemas.requests import FileQuery
 from tests.client.scripted_server import Asked, Close, Reset, Wait, answer, scripted
 
@@ -124,6 +125,20 @@ async def test_a_slow_body_ends(client: Make, monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(RetriesExhaustedError) as raised:
             await asking.get_file(5)
         assert raised.value.kind == "slow"
+
+
+async def test_no_connection_in_time(client: Make) -> None:
+    """A connection that is not made in time is an error of its own: the request cannot have reached the service."""
+    with socket.socket() as server, socket.socket() as first:  # its queue of connections is full
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        first.connect(server.getsockname())
+        base = f"http://127.0.0.1:{server.getsockname()[1]}"
+        async with client(base, connect_timeout_seconds=0.1, max_attempts=1) as asking:
+            with pytest.raises(ServiceUnavailableError, match="no connection") as raised:
+                await asking.get_file(5)
+    assert isinstance(raised.value, RetriesExhaustedError)
+    assert raised.value.kind == "connect"
 
 
 async def test_a_large_answer_is_capped(client: Make) -> None:

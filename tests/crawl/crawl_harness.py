@@ -17,20 +17,12 @@ from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
 from pipeline.crawl.crawler import Crawler
 from pipeline.crawl.listing import WindowReader, WindowResult
 from pipeline.crawl.models import CommitBatch, CrawlOptions, CrawlStats, RefetchRequest, SharedFileIdError
-from pipeline.crawl.windows import (
-    ALL_TIME,
-    Coverage,
-    Window,
-    add_span,
-    contiguous_end,
-    covered_span,
-    remove_span,
-    uncovered_windows,
-)
+from pipeline.crawl.windows import ALL_TIME, Coverage, Window, uncovered_windows
 from pipeline.emulator import Emulator
 from pipeline.emulator.documents import ALL_INCLUDES
 from pipeline.emulator.world import change_one
 from pipeline.lake.models import FileVersionRecord
+from pipeline.sync.watermark import add_completed_windows, add_read_windows, advance, fix_target, remove_lookback
 from schemas.file_versions import content_digest
 from schemas.includes import INCLUDES
 from schemas.requests import FileQuery
@@ -141,9 +133,7 @@ class FakeLake:
         self.deleted |= {tombstone.file_id for tombstone in batch.tombstones}
         for completed in batch.windows:
             self._check(completed.window)
-            span = covered_span(completed.window, completed.listed_at, LOOKBACK)
-            if completed.is_consistent and span is not None:
-                self.coverage = add_span(self.coverage, *span)
+        self.coverage = add_completed_windows(self.coverage, batch.windows, LOOKBACK)
         self.batches.append(batch)
 
     def _check(self, window: Window) -> None:
@@ -167,7 +157,6 @@ class CrawlRun:
     lists: int
     details: int
     inconsistent: list[Window]
-    seconds: float
 
 
 @asynccontextmanager
@@ -198,19 +187,19 @@ async def run_crawl(
             return await run_crawl(
                 emulator, lake, options, windows=windows, refetches=refetches, sink=sink, client=fresh
             )
-    started = time.monotonic()
     lake.runs += 1
     run_id = f"run-{lake.runs}"
     await client.list_files(FileQuery(limit=1))
-    service_time = client.clock.now()
-
-    def now_us() -> int:
-        now = client.clock.now()
-        return now if now is not None else time.time_ns() // 1_000
-
-    target_watermark = now_us() // SECOND - (SETTLE if service_time is not None else LOOKBACK)
+    now_us = client.clock.now_or_local
+    service_now = client.clock.now()
+    target = fix_target(
+        None if service_now is None else service_now // SECOND,
+        int(time.time()),
+        settle_seconds=SETTLE,
+        lookback_seconds=LOOKBACK,
+    )
     if lake.watermark is not None:
-        lake.coverage = remove_span(lake.coverage, lake.watermark - LOOKBACK, None)
+        lake.coverage = remove_lookback(lake.coverage, lake.watermark, LOOKBACK)
     windows_read = list(windows) if windows is not None else uncovered_windows(lake.coverage, None, None)
     inconsistent: list[Window] = []
 
@@ -233,19 +222,15 @@ async def run_crawl(
     crawl = create_crawler(lake.identity)
     with _recorded(lake):
         try:
-            await crawl.run(windows_read, write, newest=Window(target_watermark, None), refetches=refetches)
+            await crawl.run(windows_read, write, newest=Window(target, None), refetches=refetches)
         except SharedFileIdError:
             lake.stored.clear()
             lake.versions.clear()
             windows_read, crawl = [ALL_TIME], create_crawler("file_id")
-            await crawl.run(windows_read, write, newest=Window(target_watermark, None))
-    for window in windows_read:
-        lake.coverage = add_span(lake.coverage, window.start, min(window.end or target_watermark, target_watermark))
-    for window in inconsistent:
-        lake.coverage = remove_span(lake.coverage, window.start, window.end)
-    lake.watermark = contiguous_end(lake.coverage)
-    counts = client.stats
-    return CrawlRun(crawl.stats, counts.list, counts.detail, inconsistent, time.monotonic() - started)
+            await crawl.run(windows_read, write, newest=Window(target, None))
+    lake.coverage = add_read_windows(lake.coverage, windows_read, inconsistent, target=target)
+    lake.watermark = advance(lake.watermark, lake.coverage, may_move_back=bool(inconsistent))
+    return CrawlRun(crawl.stats, client.stats.list, client.stats.detail, inconsistent)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.crawl.crawl_harness import CrawlRun
 
 SEED: Final = 9
-FILES: Final = 160
+FILES: Final = 110
 
 _NONE: Final = {"paging": "none"}
 _BARE: Final = {"paging": "bare", "order": "shuffled"}
