@@ -9,24 +9,12 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pipeline.client.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-class Limit(Protocol):
-    """A limit of `rate` requests per second."""
-
-    def passes(self, now: float, rate: float) -> bool:
-        """Return whether one request passes, and count it."""
-        ...
-
-    def wait(self, now: float, rate: float) -> float:
-        """Return the seconds until the next request would pass."""
-        ...
 
 
 @dataclass
@@ -88,6 +76,10 @@ class SlidingWindow:
     def wait(self, now: float, rate: float) -> float:  # noqa: ARG002 - a second ends whatever its rate is
         """Return the time until the oldest request is a second old."""
         return max(0.0, self.passed[0] + 1.0 - now)
+
+
+Limit = Bucket | FixedWindow | SlidingWindow
+"""A limit of so many requests per second."""
 
 
 @dataclass(frozen=True, slots=True)

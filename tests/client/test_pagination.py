@@ -1,4 +1,4 @@
-"""Whether there is a next page, in every spelling."""
+"""Whether there is a next page, in every spelling, and files of all pages as typed objects."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import json
 from itertools import product
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.client import Client, File, Upload
 from pipeline.client.protocol import Response, parse_list
+from pipeline.emulator import Emulator, make_quirks
+from schemas.requests import FileQuery
 from tests.rows import every
 
 
@@ -33,16 +37,12 @@ def test_the_usual_spelling() -> None:
         *(({**envelope}, None) for envelope in ({}, {"per_page": 50}, {"total": True})),
         *(({"next_page_url": link}, False) for link in (None, "")),
         *(({"next_page_url": link}, True) for link in ("?page=2", "//evil.example/?page=2", "file:///etc/passwd")),
-        ({"links": {"next": None}}, False),
-        ({"links": {"next": "/x?page=2"}}, True),
+        *(({"links": {"next": None}}, False), ({"links": {"next": "/x?page=2"}}, True)),
         ({"links": [{"label": "Next &raquo;", "url": None}]}, False),
         ({"meta": {"links": [{"label": "Next &raquo;", "url": "x"}]}}, True),
         ({"meta": {"pagination": {"total": "3", "total_pages": 2, "current_page": 1}}}, True),
-        ({"pagination": {"total": 2}}, False),
-        ({"total": "2"}, False),
-        ({"total": 3}, True),
-        ({"last_page": "1", "current_page": "1"}, False),
-        ({"last_page": 2}, True),
+        *(({"pagination": {"total": 2}}, False), ({"total": "2"}, False), ({"total": 3}, True)),
+        *(({"last_page": "1", "current_page": "1"}, False), ({"last_page": 2}, True)),
         ({"total": -3, "last_page": "many", "per_page": None}, None),
         ({"next_page_url": None, "total": 5}, True),  # contradiction: the safe side
     ],
@@ -55,12 +55,12 @@ def test_hints(envelope: dict[str, Any], more: bool | None) -> None:  # noqa: FB
 @every(
     ("envelope", "more"),
     [
-        ({"total": 1, "last_page": 1, "next_page_url": None}, None),
-        ({"total": 1, "last_page": 1, "next_page_url": "?page=2"}, True),
-        ({"total": 0}, None),
-        ({"last_page": 0, "next_page_url": None}, None),
-        ({"total": 5, "last_page": 1, "next_page_url": None}, None),
-        ({"total": 2, "last_page": 3, "next_page_url": None}, None),
+        *(
+            ({"total": 1, "last_page": 1, "next_page_url": link}, more)
+            for link, more in ((None, None), ("?page=2", True))
+        ),
+        *(({"total": 0}, None), ({"last_page": 0, "next_page_url": None}, None)),
+        *(({"total": n, "last_page": last, "next_page_url": None}, None) for n, last in ((5, 1), (2, 3))),
     ],
 )
 def test_counts_that_contradict_the_page(envelope: dict[str, Any], more: bool | None) -> None:  # noqa: FBT001
@@ -96,3 +96,57 @@ def test_a_total_is_read_in_any_nested_object(name: str) -> None:
 def test_no_hint_is_fatal(envelope: dict[str, Any]) -> None:
     """The items are read whatever the pagination keys contain."""
     assert len(page_of(3, **envelope).items) == 3
+
+
+pytestmark = pytest.mark.virtual_time
+SEED = 11
+
+
+async def test_a_search_yields_typed_files_with_their_children() -> None:
+    """Each file of all pages comes once, as a `File` with typed children and instants."""
+    async with Emulator(130, seed=SEED) as emulator, Client(emulator.base_url, emulator.token) as client:
+        files = [file async for file in client.search_files(FileQuery(include=("uploads", "workflows")))]
+        truth = {file["id"]: file for file in emulator.truth()}
+    assert sorted(file.id or 0 for file in files) == sorted(truth)
+    first = next(file for file in files if file.uploads)
+    sent = truth[first.id]
+    assert isinstance(first.uploads[0], Upload)
+    assert [upload.id for upload in first.uploads] == [each["id"] for each in sent["item"]["uploads"]]
+    assert first.updated_at == sent["updated"]
+
+
+async def test_reading_a_file_gives_a_typed_file_or_none() -> None:
+    """`read_file` returns the whole file; None for a file that the service does not have."""
+    async with Emulator(20, seed=SEED) as emulator, Client(emulator.base_url, emulator.token) as client:
+        truth = next(each for each in emulator.truth() if each["detail"]["uploads"])
+        file = await client.read_file(truth["id"])
+        assert isinstance(file, File)
+        assert file.scan_code == truth["scan_code"]
+        assert [each.image_path for each in file.uploads] == [each["image_path"] for each in truth["detail"]["uploads"]]
+        assert await client.read_file(5) is None
+
+
+@pytest.mark.parametrize(
+    ("files", "limit", "settings", "fewest", "most"),
+    [(200, 20, {"order": "shuffled"}, 21, 199), (130, 250, {"paging": "bare", "page_cap": 40}, 130, 130)],
+    ids=["overlapping pages", "short pages without hints"],
+)
+async def test_no_file_comes_twice(files: int, limit: int, settings: dict[str, Any], fewest: int, most: int) -> None:
+    """Pages in random order overlap; a list of short pages without any hint is read until a page is empty."""
+    async with (
+        Emulator(files, seed=SEED, quirks=make_quirks(settings=settings)) as emulator,
+        Client(emulator.base_url, emulator.token) as client,
+    ):
+        ids = [file.id async for file in client.search_files(FileQuery(limit=limit))]
+        assert fewest <= len(set(ids)) == len(ids) <= most
+        assert emulator.counts["list"] == (10 if limit == 20 else 5)
+
+
+async def test_instances_that_share_an_id_are_different_files() -> None:
+    """Two entries with one id and two instance ids are two files."""
+    quirks = make_quirks("instances")
+    async with Emulator(120, seed=SEED, quirks=quirks) as emulator, Client(emulator.base_url, emulator.token) as client:
+        files = [file async for file in client.search_files(FileQuery())]
+        assert len(files) == 120
+        assert len({file.id for file in files}) < 120
+        assert {file.file_id for file in files} == {each["key"] for each in emulator.truth()}

@@ -1,15 +1,17 @@
-"""What answers mean, tested with bytes only."""
+"""What answers and their headers mean, tested with bytes only."""
 
 from __future__ import annotations
 
 import json
 from contextlib import suppress
+from email.utils import formatdate
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.client.clock import MAX_AHEAD_SECONDS, ServiceClock, parse_retry_after
 from pipeline.client.error_bodies import describe_status
 from pipeline.client.errors import AttemptError, RequestRejectedError, ThrottledError
 from pipeline.client.protocol import (
@@ -23,9 +25,11 @@ from pipeline.client.protocol import (
     parse_share,
 )
 from pipeline.errors import AuthenticationError, ProtocolError
+from schemas.timestamps import SECOND
 from tests.rows import every
 
 MICROS = 1_704_067_200_000_000
+TEXTS = {"Unauthenticated.": AuthenticationError, "Too Many Attempts.": ThrottledError, "Server Error": AttemptError}
 NOTHING: tuple[Any, ...] = (None, [], {})
 
 
@@ -169,12 +173,9 @@ def test_every_form_of_not_found(answer: Response) -> None:
 @every(
     ("body", "expected"),
     [
+        *(({"message": text}, error) for text, error in TEXTS.items()),
+        *(({"code": code, "reason": "x"}, error) for code, error in ((401, AuthenticationError), (500, AttemptError))),
         ({"status": "error", "reason": "Unauthorized"}, AuthenticationError),
-        ({"message": "Unauthenticated."}, AuthenticationError),
-        ({"code": 401, "reason": "no"}, AuthenticationError),
-        ({"message": "Too Many Attempts."}, ThrottledError),
-        ({"message": "Server Error"}, AttemptError),
-        ({"code": 500, "reason": "x"}, AttemptError),
         ({"data": None, "message": "Service temporarily unavailable"}, AttemptError),
     ],
 )
@@ -187,15 +188,9 @@ def test_an_error_in_a_200_is_not_always_not_found(body: object, expected: type[
 @every(
     ("body", "kind"),
     [
-        (b"<html>", "html"),
-        (b'{"id":5,"scan_code":"x', "json"),
-        (b'{"id":5', "json"),
-        ({"scan_code": "x", "uploads": []}, "shape"),
-        ({"id": "x"}, "shape"),
-        ({"id": 6}, "other-file"),
-        ({"data": {"id": 6}}, "other-file"),
-        ([{"id": 5}, {"id": 5}], "shape"),
-        (b"5", "shape"),
+        *((b"<html>", "html"), (b'{"id":5,"scan_code":"x', "json"), (b'{"id":5', "json")),
+        *((body, "shape") for body in ({"scan_code": "x", "uploads": []}, {"id": "x"}, [{"id": 5}] * 2, b"5")),
+        *((body, "other-file") for body in ({"id": 6}, {"data": {"id": 6}})),
     ],
 )
 def test_a_detail_that_is_not_a_file_is_an_error(body: object, kind: str) -> None:
@@ -274,3 +269,79 @@ def test_any_json_is_a_value_or_a_known_error(body: object) -> None:
     for read in (parse_list, lambda answer: parse_detail(answer, 5), parse_share, parse_report_order):
         with suppress(AttemptError, AuthenticationError, ProtocolError, RequestRejectedError):
             read(reply(body))
+
+
+NOW = 1_800_000_000
+
+
+def date(seconds: float) -> str:
+    """Return an HTTP date."""
+    return formatdate(seconds, usegmt=True)
+
+
+@every(
+    ("text", "seconds"),
+    [
+        *((text, None) for text in (None, "", "abc", "-5", "nan", "inf", "\u0665", "Fri, 99 Foo 2099 00:00:00 GMT")),
+        *(("5", 5.0), (" 5 ", 5.0), ("0", 0.0), ("1.5", 1.5), ("1000000000", 1e9), ("9" * 400, 1e12)),
+        *((date(NOW + 90), 90.0), (date(NOW - 90), 0.0)),
+    ],
+)
+def test_retry_after(text: str | None, seconds: float | None) -> None:
+    """Seconds and dates are read, past dates are 0, invalid values are None."""
+    assert parse_retry_after(text, date=date(NOW)) == seconds  # by the response's own date, not by a clock of ours
+
+
+@given(st.text(max_size=70))
+def test_retry_after_never_fails(text: str) -> None:
+    """Any text gives a number that is not negative, or None."""
+    found = parse_retry_after(text, date=text)
+    assert found is None or found >= 0
+
+
+class Ticking(ServiceClock):
+    """A clock on a machine that shows NOW at its monotonic zero."""
+
+    def __init__(self) -> None:
+        self.ticks = 0.0
+        super().__init__(lambda: self.ticks, lambda: int((NOW + self.ticks) * SECOND))
+
+
+def test_the_clock_advances() -> None:
+    """Without any `Date` the time is unknown; after one it advances with the monotonic clock."""
+    clock = Ticking()
+    for nothing in (None, "yesterday", "Mon, 01 Jan 99999 00:00:00 GMT"):
+        clock.observe(nothing)
+        assert clock.now() is None
+    clock.observe(date(NOW))
+    clock.ticks = 7.5
+    assert clock.now() == NOW * SECOND + 7_500_000
+
+
+def test_one_wrong_date_is_ignored() -> None:
+    """A single response from 1970 or 2099 does not change the clock."""
+    clock = Ticking()
+    for second in range(10):
+        clock.ticks = float(second)
+        clock.observe(date(0 if second == 4 else 4_000_000_000 if second == 7 else NOW + second))
+        assert clock.now() == (NOW + second) * SECOND
+
+
+@every("ahead", [1_200, 86_400, 7_900 * 365 * 86_400])
+def test_a_date_in_the_future_is_not_believed(ahead: int) -> None:
+    """However far ahead a `Date` is, the clock is at most five minutes ahead of this machine's, and says how far."""
+    clock = Ticking()
+    clock.observe(date(min(NOW + ahead, 253_402_300_799)))
+    assert clock.now() == (NOW + MAX_AHEAD_SECONDS) * SECOND
+    assert (clock.seconds_ahead or 0) > 1_000
+
+
+def test_the_past_is_told_again_with_later_dates() -> None:
+    """The time at an earlier moment follows from all dates so far: one early lie is corrected by later answers."""
+    clock = Ticking()
+    clock.observe(date(NOW + 250))
+    assert clock.at(0.0) == (NOW + 250) * SECOND
+    for second in (1, 2, 3):
+        clock.ticks = float(second)
+        clock.observe(date(NOW + second))
+    assert clock.at(0.0) == NOW * SECOND

@@ -31,32 +31,24 @@ if TYPE_CHECKING:
 SEED: Final = 9
 FILES: Final = 110
 
-_NONE: Final = {"paging": "none"}
-_BARE: Final = {"paging": "bare", "order": "shuffled"}
-_NO_NEXT: Final = {"next_page_url": "null"}
+_NONE: Final[dict[str, Any]] = {"paging": "none"}
+_BARE: Final[dict[str, Any]] = {"paging": "bare", "order": "shuffled"}
+_NO_NEXT: Final[dict[str, Any]] = {"next_page_url": "null"}
 ANSWERS: Final[list[dict[str, Any]]] = [
-    {"paging": "top", "order": "updated-asc"},
-    {"paging": "meta", "order": "id-asc"},
-    {"paging": "pagination", "order": "id-desc"},
-    {"paging": "links", "ids": "string"},
-    {"paging": "none", "per_page": "integer"},
-    {"paging": "bare", "times": "space"},
-    {"paging": "top", "next_page_url": "null", "start_bound": "exclusive"},
-    {"paging": "meta", "next_page_url": "null", "end_bound": "exclusive"},
-    {"paging": "none", "next_page_url": "null", "start_bound": "exclusive", "end_bound": "exclusive"},
+    *({"paging": "top", "order": "updated-asc"}, {"paging": "meta", "order": "id-asc"}),
+    *({"paging": "pagination", "order": "id-desc"}, {"paging": "links", "ids": "string"}),
+    *(_NONE | {"per_page": "integer"}, {"paging": "bare", "times": "space"}),
+    *(
+        {"paging": "top", "start_bound": "exclusive"} | _NO_NEXT,
+        {"paging": "meta", "end_bound": "exclusive"} | _NO_NEXT,
+    ),
+    _NONE | _NO_NEXT | {"start_bound": "exclusive", "end_bound": "exclusive"},
     {"paging": "top", "next_page_url": "absent", "order": "shuffled"},
-    {"paging": "none", "next_page_url": "absent", "date_header": "off"},
-    {"next_page_url": "complete", "precision": "micros"},
-    {"next_page_url": "relative", "late_commit_seconds": 1.0},
-    {"next_page_url": "other-host", "image_urls": "fresh"},
-    {"page_cap": 3},
-    {"page_cap": 40, "precision": "millis"},
-    {"page_cap": 20, "paging": "links"},
-    {"page_cap": 20, "paging": "none", "next_page_url": "null"},
-    {"page_cap": 20, "paging": "bare", "order": "shuffled"},
-    {"updated_in_list": "absent"},
-    {"updated_in_list": "absent", "paging": "bare", "order": "shuffled"},
-    {"updated_in_list": "absent", "paging": "none", "page_cap": 20},
+    _NONE | {"next_page_url": "absent", "date_header": "off"},
+    *({"next_page_url": "complete", "precision": "micros"}, {"next_page_url": "relative", "late_commit_seconds": 1.0}),
+    *({"next_page_url": "other-host", "image_urls": "fresh"}, {"page_cap": 3}, {"page_cap": 40, "precision": "millis"}),
+    *({"page_cap": 20} | settings for settings in ({"paging": "links"}, _NONE | _NO_NEXT, _BARE)),
+    *({"updated_in_list": "absent"} | settings for settings in ({}, _BARE, _NONE | {"page_cap": 20})),
     {"instances": "on", "order": "shuffled", "ids": "string"},
 ]
 
@@ -188,20 +180,14 @@ async def _nowhere(_: object) -> None:
 
 async def test_a_document_without_an_id(lake: FakeLake) -> None:
     """List items without a usable id become rejects of their window, and the run succeeds."""
-    stamp = "2024-05-05T05:05:05Z"
-    odd: list[dict[str, Any]] = [
-        {"id": None, "updated_at": stamp},
-        {"scan_code": "no id", "updated_at": stamp},
-        {"id": "x7", "updated_at": stamp},
-        {"id": 1.5, "updated_at": stamp},
-    ]
-    good = [{"id": str(10**18 + n), "scan_code": "S", "updated_at": stamp} for n in range(3)]
+    stamp = {"updated_at": "2024-05-05T05:05:05Z"}
+    odd: list[dict[str, Any]] = [{"id": None} | stamp, stamp, {"id": "x7"} | stamp, {"id": 1.5} | stamp]
+    good = [{"id": str(10**18 + n), "scan_code": "S"} | stamp for n in range(3)]
     async with scripted(_service(lambda: [*odd, *good])) as server, Client(server.base, "secret") as client:
         result = await _crawl(server, client, lake, LIST_ONLY)
         assert set(lake.stored) == {10**18, 10**18 + 1, 10**18 + 2}
-        assert sorted(reject.document for reject in lake.rejects_without_id) == sorted(
-            json.dumps(item).encode() for item in odd
-        )
+        sent = sorted(json.dumps(item).encode() for item in odd)
+        assert sorted(reject.document for reject in lake.rejects_without_id) == sent
         assert result.stats.rejects == 4
         with pytest.raises(ProtocolError, match="max_rejects"):
             await _crawl(server, client, FakeLake(), replace(LIST_ONLY, max_rejects=3))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pipeline.emulator.http import Response
     from pipeline.lake.models import FileVersionRecord
 
-FILES: Final = 160
+FILES: Final = 120
 ORDERS: Final = ("updated-asc", "updated-desc", "shuffled", "id-asc")
 
 

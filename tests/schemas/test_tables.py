@@ -172,25 +172,31 @@ def test_the_same(one: bytes, other: bytes) -> None:
     assert content_digest(one) == content_digest(other)
 
 
+_COMMENTS: Final = (
+    *((b"ABCZ", b"ABC"), (b"52.000000", b"52"), (b'\\"image_url\\":\\"a\\"', b'\\"image_url\\":\\"b\\"')),
+    *(
+        (b"2026-01-02T03:04:05%b" % one, b"2026-01-02T03:04:05%b" % other)
+        for one, other in ((b"Z.", b"."), (b".500 h", b".5 h"))
+    ),
+)
+_INSTANTS: Final = (
+    *((b"05Z", b"06Z"), (b"05.727000Z", b"05.728Z"), (b"50Z", b"5Z"), (b"00.000Z", b""), (b"05+01:00", b"05+00:00")),
+)
+
+
 @every(
     ("one", "other"),
     [
-        (b'{"comment":"ABCZ"}', b'{"comment":"ABC"}'),
-        (b'{"comment":"52.000000"}', b'{"comment":"52"}'),
-        (b'{"at":"2026-01-02T03:04:05Z"}', b'{"at":"2026-01-02T03:04:06Z"}'),
-        (b'{"at":"2026-01-02T03:04:05.727000Z"}', b'{"at":"2026-01-02T03:04:05.728Z"}'),
+        *((b'{"comment":"%b"}' % one, b'{"comment":"%b"}' % other) for one, other in _COMMENTS),
+        *((b'{"at":"2026-01-02T03:04:%b"}' % one, b'{"at":"2026-01-02T03:04:%b"}' % other) for one, other in _INSTANTS),
         (b'{"image_name":"a"}', b'{"image_name":"b"}'),
         (b'{"uploads":[]}', b'{"uploads":[{}]}'),
         (b'{"a":1,"image_url":"https://x/a"}', b'{"a":1}'),
-        (b'{"image_url":"https://x/a"}', b'{"image_url":null}'),
-        (b'{"image_url":"https://x/a"}', b'{"image_thumb":"https://x/a"}'),
-        (b'{"comment":"\\"image_url\\":\\"a\\""}', b'{"comment":"\\"image_url\\":\\"b\\""}'),
+        *(
+            (b'{"image_url":"https://x/a"}', other)
+            for other in (b'{"image_url":null}', b'{"image_thumb":"https://x/a"}')
+        ),
         (b'{"page_url":"https://x/a"}', b'{"page_url":"https://x/b"}'),
-        (b'{"at":"2026-01-02T03:04:50Z"}', b'{"at":"2026-01-02T03:04:5Z"}'),
-        (b'{"at":"2026-01-02T03:04:00.000Z"}', b'{"at":"2026-01-02T03:04:"}'),
-        (b'{"comment":"2026-01-02T03:04:05Z."}', b'{"comment":"2026-01-02T03:04:05."}'),
-        (b'{"comment":"2026-01-02T03:04:05.500 h"}', b'{"comment":"2026-01-02T03:04:05.5 h"}'),
-        (b'{"at":"2026-01-02T03:04:05+01:00"}', b'{"at":"2026-01-02T03:04:05+00:00"}'),
     ],
 )
 def test_another(one: bytes, other: bytes) -> None:
