@@ -102,29 +102,32 @@ async def test_unusual_but_valid_answers(steps: Any, client: Make) -> None:
         assert not asking.stats.error_kinds
 
 
+@pytest.mark.virtual_time
 async def test_a_stall_ends(client: Make) -> None:
-    """A request without an answer times out; other requests continue."""
+    """A request without an answer times out after its time; other requests continue."""
 
     def script(asked: Asked) -> Any:
         return [Wait(30)] if asked.path.endswith("/6") else GOOD
 
-    async with scripted(script) as server, client(server.base, attempt_timeout_seconds=0.3, max_attempts=2) as asking:
+    async with scripted(script) as server, client(server.base, max_attempts=2) as asking:
         stuck = asyncio.ensure_future(asking.get_file(6))
         for _ in range(20):
             assert isinstance(await asking.get_file(5), Detail)
         with pytest.raises(RetriesExhaustedError) as raised:
             await stuck
         assert raised.value.kind == "timeout"
+        assert asyncio.get_running_loop().time() == pytest.approx(2 * 5.0, abs=0.1)
 
 
-async def test_a_slow_body_ends(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body that arrives byte by byte fails for its throughput, long before the timeout."""
-    monkeypatch.setattr("pipeline.client.body_reader._THROUGHPUT_GRACE_SECONDS", 0.2)
-    drip = [answer(BODY)[:-100], *[step for _ in range(80) for step in (Wait(0.02), b"x")]]
-    async with scripted([drip]) as server, client(server.base, max_attempts=1, min_bytes_per_second=5000) as asking:
+@pytest.mark.virtual_time
+async def test_a_slow_body_ends(client: Make) -> None:
+    """A body that arrives byte by byte fails for its throughput, soon and long before the timeout."""
+    drip = [answer(BODY)[:-100], *[step for _ in range(80) for step in (Wait(0.3), b"x")]]
+    async with scripted([drip]) as server, client(server.base, max_attempts=1, attempt_timeout_seconds=60.0) as asking:
         with pytest.raises(RetriesExhaustedError) as raised:
             await asking.get_file(5)
         assert raised.value.kind == "slow"
+        assert asyncio.get_running_loop().time() <= 5.5
 
 
 async def test_no_connection_in_time(client: Make) -> None:
