@@ -132,12 +132,12 @@ async def listening(
     """Run a server on loopback for the block and yield its port; its connections end with it."""
     tasks: set[asyncio.Task[None]] = set()
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
+    async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.IncompleteReadError, OSError):
             await serve(reader, writer)
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(asyncio.ensure_future(run(reader, writer)))  # not awaited by asyncio, which logs cancelled ones
 
     listener = await asyncio.start_server(connected, host, 0, ssl=tls)
     try:
