@@ -65,18 +65,19 @@ _BOUND_CHARS: Final = 16  # that many of a text are in the bounds of an Iceberg 
 class Life:
     """One lake, its service, and the places to which it is published and backed up, all below `url`.
 
-    Without `is_stated` the settings name no place, only the options of each publish do. With `has_catalog` the tables
-    are in a catalog in SQLite. `steps` is what was done.
+    Without `settings` only the options of each publish name the places. `catalog` is a catalog of the tables in SQLite.
+    `steps` is what was done.
     """
 
     scene: Scene
     runner: asyncio.Runner
     url: str
     rng: random.Random
-    places: tuple[str | None, str | None]
-    is_stated: bool
+    mirror: str | None
+    tables: str | None
+    catalog: dict[str, str] | None
+    settings: dict[str, str]
     has_images: bool
-    has_catalog: bool
     backup: str
     steps: list[str] = field(default_factory=list)
     _words: dict[int, set[str]] = field(default_factory=dict)
@@ -108,20 +109,19 @@ class Life:
     def fetch_images(self) -> None:
         """The images of new files come."""
         answer = self.runner.run(self.scene.fetch())
-        assert answer.code in {0, 4}, (answer, self.steps)
+        assert answer.code in {0, 4}, (answer, self)
 
     def publish(self) -> None:
         """The lake is published as a mirror, as tables, or as both."""
-        mirror, tables = self._mirror, self._tables
-        kinds = [kind for kind, place in (("mirror", mirror), ("tables", tables)) if place is not None]
-        if not self.is_stated and len(kinds) == 2 and self.rng.random() < 0.6:
+        kinds = [kind for kind, place in (("mirror", self.mirror), ("tables", self.tables)) if place is not None]
+        if not self.settings and len(kinds) == 2 and self.rng.random() < 0.6:
             kinds.remove(self.rng.choice(kinds))
         options = []
         if "mirror" in kinds:
             options += ["--with-images"] * (self.rng.random() < 0.4)
-            options += [] if self.is_stated else ["--to", str(mirror)]
-        if "tables" in kinds and not self.is_stated:
-            options += ["--iceberg", "--set", f"iceberg_location={tables}"]
+            options += [] if self.settings else ["--to", str(self.mirror)]
+        if "tables" in kinds and not self.settings:
+            options += ["--iceberg", "--set", f"iceberg_location={self.tables}"]
         self.steps[-1] += f" {' '.join(kinds)}"
         self._run("publish", *options)
         self._written.update(kinds)
@@ -138,12 +138,12 @@ class Life:
         world.delete(ids)
         self._purged += ids
         self.steps[-1] += f" {ids}"
-        answer = purged(self.scene.lake, *ids, **self._environment)
-        assert answer.code == 0, (answer, self.places, self.is_stated, self.steps)
+        answer = purged(self.scene.lake, *ids, **self.settings)
+        assert answer.code == 0, (answer, self)
         if "backup" in self._written:
             self.back_up()
         problems = list(self._find_problems(answer.out))
-        assert not problems, (problems, self.places, self.is_stated, self.steps)
+        assert not problems, (problems, self)
 
     # What must hold
 
@@ -157,7 +157,7 @@ class Life:
     def _check_copies(self, folder: Path, said: str) -> Iterator[str]:
         """Check a mirror and tables."""
         if "mirror" in self._written:
-            store = open_store(str(self._mirror))
+            store = open_store(str(self.mirror))
             if f"{store.base_url}: erased" not in said:
                 yield f"the mirror is not said to be erased: {said}"
             yield from lines_of(check_published(LakeLayout(self.scene.lake), store, read_data=False))
@@ -165,12 +165,12 @@ class Life:
                 for (sql,) in db.execute(_COUNT_ROWS).fetchall():
                     db.execute(sql)
         if "tables" in self._written:
-            if f"Iceberg tables at {self._tables}: erased" not in said:
+            if f"Iceberg tables at {self.tables}: erased" not in said:
                 yield f"the tables are not said to be erased: {said}"
             with Lake(self.scene.lake, doing="look") as held:
                 last = held.ledger.last_snapshot()
             assert last is not None
-            catalog = connect_catalog(str(self._tables), properties=self._catalog)
+            catalog = connect_catalog(str(self.tables), properties=self.catalog)
             yield from list_differences(self.scene.lake, last.snapshot, reader(catalog))
 
     def _learn(self) -> None:
@@ -185,33 +185,9 @@ class Life:
             others = "".join(text for other, text in texts.items() if other != key)
             self._words.setdefault(key, set()).update(word for word in words if word not in others)
 
-    # The command
-
-    @property
-    def _mirror(self) -> str | None:
-        return None if self.places[0] is None else f"{self.url}/{self.places[0]}"
-
-    @property
-    def _tables(self) -> str | None:
-        return None if self.places[1] is None else f"{self.url}/{self.places[1]}"
-
-    @property
-    def _catalog(self) -> dict[str, str] | None:
-        return {"uri": f"sqlite:///{self.scene.lake}-catalog.sqlite"} if self.has_catalog else None
-
-    @property
-    def _environment(self) -> dict[str, str]:
-        """The settings."""
-        named: dict[str, str | None] = {}
-        if self.is_stated:
-            named = {"SCANLAKE_PUBLISH_TO": self._mirror, "SCANLAKE_ICEBERG_LOCATION": self._tables}
-        if self._catalog is not None:
-            named["PYICEBERG_CATALOG__SCANLAKE__URI"] = self._catalog["uri"]
-        return {name: value for name, value in named.items() if value is not None}
-
     def _run(self, *arguments: str) -> str:
-        answer = called(self.scene.lake, *arguments, **self._environment)
-        assert answer.code == 0, (answer, self.places, self.is_stated, self.steps)
+        answer = called(self.scene.lake, *arguments, **self.settings)
+        assert answer.code == 0, (answer, self)
         return answer.out
 
 
@@ -227,15 +203,21 @@ _COUNT_ROWS: Final = (
 def begun(pictured: PicturedLakes, folder: Path, url: str, rng: random.Random) -> Iterator[Life]:
     """A life with a lake that was synced once, with the images of its files or without."""
     has_images, is_stated = rng.random() < 0.3, rng.random() < 0.6
-    places = PLACES[rng.choice(list(PLACES))]
-    has_catalog = is_stated and places[1] is not None and rng.random() < 0.2
+    lake, backup = folder / "lake", f"{url}/{rng.choice(('backup', 'target/backup'))}"
+    mirror, tables = (place and f"{url}/{place}" for place in PLACES[rng.choice(list(PLACES))])
+    catalog, settings = None, dict[str, str]()
+    if is_stated:
+        named = {"SCANLAKE_PUBLISH_TO": mirror, "SCANLAKE_ICEBERG_LOCATION": tables}
+        settings = {name: value for name, value in named.items() if value is not None}
+        if tables is not None and rng.random() < 0.2:
+            catalog = {"uri": f"sqlite:///{lake}-catalog.sqlite"}
+            settings["PYICEBERG_CATALOG__SCANLAKE__URI"] = catalog["uri"]
     # The first files are those of the lakes that were made once.
     emulator = Emulator(12, seed=SEED, images=ImageOptions(duplicate_ratio=0.3, duplicate_pictures=3))
     with asyncio.Runner() as runner, mock.patch.object(TableWriter, "comment"):
         runner.run(emulator.__aenter__())
-        lake = copy_lake(pictured.whole if has_images else pictured.bare, folder / "lake", emulator.base_url)
-        backup = f"{url}/{rng.choice(('backup', 'target/backup'))}"
-        yield Life(Scene(emulator, lake), runner, url, rng, places, is_stated, has_images, has_catalog, backup)
+        copy_lake(pictured.whole if has_images else pictured.bare, lake, emulator.base_url)
+        yield Life(Scene(emulator, lake), runner, url, rng, mirror, tables, catalog, settings, has_images, backup)
         runner.run(emulator.__aexit__(None, None, None))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.table import Table
@@ -11,24 +13,23 @@ from pipeline.publish.iceberg_connection import connect_catalog
 from schemas.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
 
-    from pipeline.publish.iceberg_catalogs import IcebergCatalog
+    from pipeline.publish.iceberg_catalogs import IcebergCatalog, TableCommit
+    from pipeline.publish.object_store import ObjectStore
 
 NAMES = tuple(table.name for table in TABLES)
 
 
-def connect(kind: str, folder: Path, s3_url: str = "") -> IcebergCatalog:
-    """Return a catalog of a kind: "none", "sql" or "glue", "on files" in the folder or "on S3"."""
-    catalog, _, place = kind.partition(" on ")
-    location = f"file://{folder}/target" if place == "files" else s3_url
-    properties = {"sql": {"uri": f"sqlite:///{folder}/catalog.sqlite"}, "glue": {"type": "glue"}}.get(catalog)
-    # The server, and with it Glue, has the tables of earlier tests.
-    namespace = location.split("/")[2].replace("-", "_") if catalog == "glue" else "scanlake"
-    return connect_catalog(location, namespace, properties)
+def connect_sql(
+    folder: Path, location: str = "target", namespace: str = "scanlake", *, store: ObjectStore | None = None
+) -> IcebergCatalog:
+    """Return a namespace of the SQLite catalog in a folder; the tables are below it, or in a store."""
+    url = f"file://{folder}/{location}" if store is None else store.base_url
+    return connect_catalog(url, namespace, {"uri": f"sqlite:///{folder}/catalog.sqlite"}, store)
 
 
 def load_tables(catalog: IcebergCatalog, names: Iterable[str] = NAMES) -> dict[str, Table]:
@@ -42,15 +43,23 @@ def load_tables(catalog: IcebergCatalog, names: Iterable[str] = NAMES) -> dict[s
 
 def reader(catalog: IcebergCatalog, tag: str | None = None) -> Callable[[str], pa.Table]:
     """Return a function that reads a table at a tag; without one, as it is now."""
-    return read_all(load_tables(catalog), tag)
-
-
-def read_all(tables: Mapping[str, Table], tag: str | None = None) -> Callable[[str], pa.Table]:
-    """Return a function that reads one of the tables, at a tag or as it is now."""
+    tables = load_tables(catalog)
 
     def read(name: str) -> pa.Table:
-        table = tables[name]
-        snapshot_id = table.metadata.refs[tag].snapshot_id if tag is not None else None
-        return table.scan(snapshot_id=snapshot_id).to_arrow()
+        snapshot_id = tables[name].metadata.refs[tag].snapshot_id if tag is not None else None
+        return tables[name].scan(snapshot_id=snapshot_id).to_arrow()
 
     return read
+
+
+@contextmanager
+def overtaken(slow: IcebergCatalog, publish_other: Callable[[], object]) -> Iterator[None]:
+    """Let another publisher commit after the slow one has read the tables, and before it commits."""
+    commit = slow.commit
+
+    def commit_late(commits: Sequence[TableCommit], note: Mapping[str, object]) -> None:
+        publish_other()
+        commit(commits, note)
+
+    with mock.patch.object(slow, "commit", commit_late):
+        yield

@@ -12,7 +12,10 @@ from pipeline.publish.cloud_store import CloudStore
 from tests.soaking import sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from pipeline.publish.object_store import StoredObject
 
 URL = "memory://test"
 
@@ -25,16 +28,37 @@ class StoppingStore(CloudStore):
     """A store that counts writes, and stops the publisher at the write number `stop_at` and later.
 
     With `after` the write number `stop_at` happens, and those that run side by side with it. `written` has the path of
-    each write in its order, also of a deletion and of a write that was refused.
+    each write in its order, also of a deletion and of a write that was refused; `listed` the prefix of each list,
+    `downloaded` the path of each download. The one with the number `stop_download_at` stops a reader, and all later.
     """
 
     def __init__(self, backend: MemoryStore | None = None, *, stop_at: int = 0, after: bool = False) -> None:
         self.backend = backend or MemoryStore()
         super().__init__(URL, self.backend)
-        self.writes = 0
         self.written: list[str] = []
+        self.listed: list[str] = []
+        self.downloaded: list[str] = []
+        self.stop_download_at = 0
         self._stop_at, self._after = stop_at, after
         self._lock = threading.Lock()
+
+    @property
+    def writes(self) -> int:
+        """The number of writes."""
+        return len(self.written)
+
+    def list(self, prefix: str = "") -> Iterator[StoredObject]:
+        """List, and remember it."""
+        self.listed.append(prefix)
+        return super().list(prefix)
+
+    def download(self, path: str, target: Path, size: int | None = None) -> bool:
+        """Download unless stopped."""
+        with self._lock:
+            self.downloaded.append(path)
+            if 0 < self.stop_download_at <= len(self.downloaded):
+                raise PublisherStopped
+        return super().download(path, target, size)
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete one object at a time: a stop may come between two."""
@@ -61,7 +85,6 @@ class StoppingStore(CloudStore):
     def _count(self, path: str, *, after: bool) -> None:
         with self._lock:
             if not after:
-                self.writes += 1
                 self.written.append(path)
             is_dead = 0 < self._stop_at <= self.writes
         if is_dead and after == self._after:

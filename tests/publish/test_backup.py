@@ -2,44 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.errors import LakeCorruptedError, PublishConflictError, PublishError, SettingsError
+from pipeline.errors import LakeCorruptedError, PublishConflictError, PublishError
 from pipeline.lake.lake import Lake
 from pipeline.lake.purge import purge
 from pipeline.publish.backup import BackupResult, upload_backup
 from pipeline.publish.restore import restore_backup
 from pipeline.publish.target_layout import BACKUP
 from schemas.timestamps import now_us
+from tests.images.image_harness import disagreements, files_in, rows_of, stored
 from tests.lake.corruption import checked, flip, grown
-from tests.lake.operations import told
-from tests.lake.test_folders import make_lake
+from tests.lake.operations import called, told
+from tests.lake_copies import copy_lake
 from tests.oracle import differences
-from tests.publish.lake_history import History
 from tests.publish.stopping_store import PublisherStopped, StoppingStore, choose_stops
+from tests.soaking import SOAKING
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.publish.object_store import ObjectStore
+    from tests.images.image_harness import PicturedLakes
+    from tests.publish.lake_history import History
 
 
-def backed_up(lake: Path, store: ObjectStore) -> BackupResult:
+def backed_up(lake: Path, store: ObjectStore, *, with_images: bool = False) -> BackupResult:
     """Back up as the command does."""
     with Lake(lake, doing="backup") as held:
-        return upload_backup(held, store, at=now_us())
-
-
-def restored(store: ObjectStore, folder: Path) -> Path:
-    """Restore as the command does."""
-    restore_backup(store, folder)
-    return folder
+        return upload_backup(held, store, at=now_us(), with_images=with_images)
 
 
 # The store in memory is of the kind of S3.
@@ -56,7 +51,7 @@ async def test_a_backup_becomes_a_lake_again(store: ObjectStore, tmp_path: Path)
         second = backed_up(lake, store)
         assert 0 < second.copied < second.parts
         shutil.rmtree(lake)
-        restored(store, folder)
+        restore_backup(store, folder)
         with opened(folder) as db:
             assert differences(db, emulator.truth()) == []
         assert checked(folder, read_data=True).damage == []
@@ -66,58 +61,61 @@ async def test_a_backup_becomes_a_lake_again(store: ObjectStore, tmp_path: Path)
         before = {item.path for item in store.list()}
         with Lake(folder, doing="purge") as held:
             purge(held, emulator.world.pick_random(1), by="tester", at=now_us(), mark="abcdef")
+            count = len(held.ledger.parts())
         backed_up(folder, store)
         assert before - {item.path for item in store.list()}, "objects with the file are deleted"
-        with Lake(folder, doing="look") as held:
-            count = len(held.ledger.parts())
         assert len(list(store.list())) == count + 2  # the ledger and the record
 
 
 def read_rows(lake: Path) -> list[Any]:
     """Return what tells the states of a lake apart."""
+    sql = "SELECT file_id, id, _run_id FROM files LEFT JOIN uploads USING (file_id, _run_id) ORDER BY ALL"
     with opened(lake) as db:
-        return db.execute(
-            "SELECT file_id, id, _run_id FROM files LEFT JOIN uploads USING (file_id, _run_id)"
-        ).fetchall()
+        return db.execute(sql).fetchall()
 
 
-def test_a_stop_at_any_write_leaves_a_backup(history: History, tmp_path: Path) -> None:
-    """Wherever a backup stops, the former or the new one can be restored, and the next one completes it."""
-    lake, base = history.root, StoppingStore()
-    backed_up(lake, base)
-    former = Counter(read_rows(lake))
-    history.sync({1: 3, 60: 1})
-    history.purge(777_123)
-    new = Counter(read_rows(lake))
-    whole = base.fork()
-    backed_up(lake, whole)
-    assert set(whole.written) - {item.path for item in whole.list()}, "the purge deletes some"
-    for place, number in enumerate(choose_stops(whole, BACKUP)):
-        stopped = base.fork(stop_at=number, after=place % 2 == 1)
+def describe_lake(lake: Path) -> tuple[Any, ...]:
+    """Return what tells the states of a lake apart, and its images."""
+    return read_rows(lake), stored(lake), files_in(lake)
+
+
+def test_a_stop_at_any_write_or_download_is_completed(pictured: PicturedLakes, tmp_path: Path) -> None:
+    """Wherever a backup stops, the former or the new one can be restored whole, and the next one completes it.
+
+    Wherever a restore stops, it leaves nothing.
+    """
+    half, lake = copy_lake(pictured.half, tmp_path / "half"), copy_lake(pictured.whole, tmp_path / "lake")
+    base = StoppingStore()
+    backed_up(half, base, with_images=True)
+    told(lake, "purge", str(min(key[0] for key in rows_of(half))), "--yes")
+    states, whole = [describe_lake(half), describe_lake(lake)], base.fork()
+    backed_up(lake, whole, with_images=True)
+    objects = {item.path for item in whole.list()}
+    assert {item.path for item in base.list()} - objects, "the purge deletes some"
+    image = next(number for number, path in enumerate(whole.written, 1) if path in files_in(lake))
+    for place, number in enumerate([image, *choose_stops(whole, BACKUP, count=0)[1:]]):
+        stopped = base.fork(stop_at=number, after=True)
         with pytest.raises(PublisherStopped):
-            backed_up(lake, stopped)
+            backed_up(lake, stopped, with_images=True)
         store = stopped.fork()
-        assert Counter(read_rows(restored(store, tmp_path / f"restored{number}"))) in (former, new)
-        backed_up(lake, store)
-        assert len(list(store.list())) == len(list(whole.list()))
+        restore_backup(store, folder := tmp_path / f"restored-{place}")
+        assert describe_lake(folder) == states[place > 0]
+        backed_up(lake, store, with_images=True)
+        assert {item.path for item in store.list()} == objects
+    downloads, images = len(store.downloaded), len(files_in(lake))
+    assert downloads > images
+    for stop_at in range(1, downloads + 1) if SOAKING else (1, 2, downloads - images + 1, downloads):
+        store.downloaded.clear()
+        store.stop_download_at = stop_at
+        with pytest.raises(PublisherStopped):
+            restore_backup(store, tmp_path / "stopped")
+        assert not (tmp_path / "stopped").exists()
 
 
-def test_what_is_refused(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other objects, other lakes, damage and folders with files are refused, and nothing is left behind."""
-    lake, other, folder = history.root, tmp_path / "other", tmp_path / "restored"
-    store = StoppingStore()
-    with pytest.raises(SettingsError, match="has no backup"):
-        restored(store, folder)
-    History(other).sync({1: 1})
-    store.create("holiday.jpg", b"")
-    with pytest.raises(SettingsError, match="has other objects"):
-        backed_up(lake, store)
-    store.delete(["holiday.jpg"])
+def test_a_backup_is_overtaken_or_damaged(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower of two backups is refused; a lost or changed part is not restored, and nothing is left behind."""
+    lake, folder, store = history.root, tmp_path / "restored", StoppingStore()
     backed_up(lake, store)
-    with pytest.raises(SettingsError, match="another lake"):
-        backed_up(other, store)
-    with pytest.raises(SettingsError, match="not an empty folder"):
-        restored(store, other)
     create = store.create
 
     def create_after_another(path: str, *content: Any, **named: Any) -> bool:
@@ -134,51 +132,90 @@ def test_what_is_refused(history: History, tmp_path: Path, monkeypatch: pytest.M
     content = store.read(path)
     store.delete([path])
     with pytest.raises(PublishError, match="does not exist"):
-        restored(store, folder)
+        restore_backup(store, folder)
     store.create(path, content[:-1] + b"x")
     with pytest.raises(LakeCorruptedError, match="differs from what was backed up"):
-        restored(store, folder)
+        restore_backup(store, folder)
     assert not folder.exists()
-    found = store.read_versioned(BACKUP)
-    assert found is not None
-    names = json.loads(found[0]) | {"ledger": "ledgers/../../victim/file"}
-    version = store.swap(BACKUP, json.dumps(names).encode(), found[1])
-    with pytest.raises(LakeCorruptedError, match="names a file that is no ledger"):
-        restored(store, folder)
-    store.swap(BACKUP, b"{}", version)
-    with pytest.raises(PublishError, match="not a record"):
-        restored(store, folder)
 
 
 def test_the_commands(history: History, tmp_path: Path) -> None:
     """Backup and restore as a person types them; a damaged part is exit code 9, and the former backup stays."""
     lake, url, before = history.root, f"file://{tmp_path}/target", read_rows(history.root)
     assert told(lake, "backup", url).startswith("41 files in ")
-    assert ": 0 parts copied" in told(lake, "backup", url)
     assert ": 0 parts copied" in told(lake, "backup", str(tmp_path / "target")), "a folder is the same place"
     assert "object store" in told(lake, "backup", "ftp://x/y", code=2)
-    assert "has other objects" in told(lake, "backup", str(tmp_path), code=2)
     history.sync({1: 3})
     flip(max((lake / "tables" / "uploads").glob("0*.parquet")))
     assert "differs from what was written" in told(lake, "backup", url, code=9)
     text = told(lake, "restore", str(tmp_path / "target"), str(tmp_path / "again"))
     assert text.startswith(f"41 files restored to {tmp_path / 'again'}: snapshot ")
-    assert Counter(read_rows(tmp_path / "again")) == Counter(before)
-    assert "not an empty folder" in told(lake, "restore", url, str(tmp_path / "again"), code=2)
+    assert read_rows(tmp_path / "again") == before
+    for origin, folder, problem in ((url, "again", "not an empty folder"), (str(tmp_path / "no"), "new", "no backup")):
+        refusal = told(lake, "restore", origin, str(tmp_path / folder), code=2)
+        assert problem in refusal
+        assert "--" not in refusal, "a restore has no options"
 
 
-def test_nothing_is_written_or_read_through_a_link(tmp_path: Path) -> None:
-    """Links in the folder of a backup lead nowhere: a backup and a restore end with one line, and change nothing."""
-    lake, folder, victim = make_lake(tmp_path / "lake"), tmp_path / "backup", tmp_path / "victim"
-    victim.mkdir()
-    folder.mkdir()
-    (folder / "tables").symlink_to(victim)
-    assert "has other objects, such as tables." in told(lake, "backup", str(folder), code=2)
-    assert not list(victim.iterdir())
-    (folder / "tables").unlink()
-    told(lake, "backup", str(folder))
-    part = next((folder / "tables" / "files").iterdir())
-    part.rename(victim / "part")
-    part.symlink_to(victim / "part")
-    assert "leads out of the folder" in told(lake, "restore", str(folder), str(tmp_path / "restored"), code=8)
-    assert not (tmp_path / "restored").exists()
+# Images
+
+
+def test_images_are_backed_up_once_and_leave_with_their_files(pictured: PicturedLakes, tmp_path: Path) -> None:
+    """A restored lake has every image, or none without the option; the next backup uploads only new ones.
+
+    Also without the option a backup deletes the images of a purged file.
+    """
+    target, bare, restored = (tmp_path / name for name in ("target", "bare", "restored"))
+    half, lake = copy_lake(pictured.half, tmp_path / "half"), copy_lake(pictured.whole, tmp_path / "lake")
+    first = called(half, "backup", str(target), "--json").json
+    assert (first["images"], first["images_copied"]) == (None, 0)
+    told(half, "restore", str(target), str(bare))
+    assert rows_of(bare) == {}
+    first = called(half, "backup", str(target), "--with-images", "--json").json
+    assert first["images"] == first["images_copied"] == len(files_in(half)) > 0
+    second = called(lake, "backup", str(target), "--with-images", "--json").json
+    assert second["images"] == first["images"] + second["images_copied"] == len(files_in(lake))
+    assert files_in(target) == files_in(lake)
+    told(lake, "purge", str(min(key[0] for key in rows_of(lake))), "--yes")
+    told(lake, "backup", str(target))
+    assert len(files_in(target)) < second["images"]
+    told(lake, "restore", str(target), str(restored))
+    assert disagreements(restored, pictured.truth) == []
+    assert (files_in(restored), rows_of(restored)) == (files_in(target), rows_of(lake))
+    assert checked(restored, read_data=True).damage == []
+
+
+def test_a_damaged_image_costs_itself_alone(pictured: PicturedLakes, tmp_path: Path) -> None:
+    """Damage in the lake is exit code 9 and one line; tables and the other images are backed up, and published.
+
+    A restore names each image that is damaged in the backup or missing, and restores the others.
+    """
+    lake, target, restored = copy_lake(pictured.whole, tmp_path / "lake"), tmp_path / "target", tmp_path / "restored"
+    names = sorted(files_in(lake))
+    own = lake / names[0]
+    whole = own.read_bytes()
+    own.chmod(0o600)
+    own.write_bytes(whole[:-1] + b"?")
+    commands = {target: ("backup", str(target)), tmp_path / "mirror": ("publish", "--to", f"file://{tmp_path}/mirror")}
+    for place, command in commands.items():
+        refusal = told(lake, *command, "--with-images", "--quiet", code=9)
+        assert (refusal.count("\n"), own.name in refusal) == (1, True)
+        assert files_in(place).keys() == set(names[1:])
+    for path, content in ((target / names[1], b"x" * (target / names[1]).stat().st_size), (target / names[2], b"")):
+        path.chmod(0o600)
+        path.write_bytes(content)
+    (target / names[3]).unlink()
+    answer = called(lake, "restore", str(target), str(restored), "--json")
+    assert (answer.code, answer.json["images_lost"]) == (
+        9,
+        {names[1]: "damaged", names[2]: "damaged", names[3]: "missing"},
+    )
+    assert files_in(restored).keys() == set(names[4:])
+    assert disagreements(restored, pictured.truth) == []
+    lost = {key for key, row in rows_of(lake).items() if row["path"] in names[:4]}
+    assert rows_of(restored).keys() == rows_of(lake).keys() - lost, "the next `scanlake images` fetches them"
+    own.write_bytes(whole)
+    for place, command in commands.items():
+        told(lake, *command, "--with-images")
+        assert files_in(place).keys() == set(names)
+    assert len((target / names[2]).read_bytes()) == len((lake / names[2]).read_bytes()), "replaced by its size"

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import pytest
 
     from tests.images.image_harness import PicturedLakes
-    from tests.publish.conftest import S3Server
     from tests.publish.lake_history import History
+    from tests.publish.s3_server import S3Server
 
 _LIVES: Final = int(os.environ.get("SOAK_EXAMPLES", "1"))
 _ON_S3: Final = 20  # of so many lives one is on S3

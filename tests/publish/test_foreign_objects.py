@@ -8,28 +8,30 @@ import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 import pytest
 
 from pipeline.atomic_files import sha256_file
-from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, RESTORE_MARK
 from pipeline.publish.target_layout import BACKUP
-from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import called, told
 from tests.lake.test_folders import describe, make_lake
 from tests.lake_copies import copy_lake
 
-_PART = "tables/files/000000000099-abcdef.parquet"
+if TYPE_CHECKING:
+    from tests.images.image_harness import PicturedLakes
+
+_PART: Final = "tables/files/000000000099-abcdef.parquet"
+_IMAGE: Final = f"images/ab/{'c' * 62}.jpg"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a lake of two files, which commands that are refused do not change, and its backup."""
+def made(pictured: PicturedLakes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a lake, which commands that are refused do not change, and its backup."""
     folder = tmp_path_factory.mktemp("foreign")
-    told(make_lake(folder / "lake"), "backup", str(folder / "backup"))
+    told(copy_lake(pictured.half, folder / "lake"), "backup", str(folder / "backup"), "--with-images")
     return folder
 
 
@@ -46,68 +48,60 @@ def backup(tmp_path: Path, made: Path) -> Path:
 
 
 def put(folder: Path, name: str) -> Path:
-    """Put a file of others into a folder."""
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text("mine")
-    return folder / name
-
-
-@pytest.mark.parametrize("name", ["catalog.duckdb", "snapshots/000099.duckdb", "probe/notes", "link", "pipe"])
-def test_a_place_of_others_is_refused(made: Path, tmp_path: Path, name: str) -> None:
-    """A folder without a record that has anything else is refused in one line, and nothing in it changes."""
-    target = tmp_path / "target"
-    target.mkdir()
+    """Put a thing of others into a folder: a file, or by its name a database, a link or a pipe."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
     if name == "catalog.duckdb":
-        with duckdb.connect(str(target / name)) as db:
+        with duckdb.connect(str(path)) as db:
             db.execute("CREATE TABLE thesis (page TEXT)")
-    elif name == "link":
-        (target / "tables").symlink_to(tmp_path)
-    elif name == "pipe":
-        os.mkfifo(target / "images")
+    elif name == "tables":
+        path.symlink_to(folder.parent)
+    elif name == "images":
+        os.mkfifo(path)
     else:
+        path.write_text("mine")
+    return path
+
+
+def test_a_place_of_others_is_refused(made: Path, tmp_path: Path) -> None:
+    """A folder without a record that has anything else is refused in one line, and nothing in it changes."""
+    wrong = []
+    for number, name in enumerate(
+        ("catalog.duckdb", "snapshots/000099.duckdb", "probe/notes", "tables", "images", _IMAGE)
+    ):
+        target = tmp_path / str(number)
+        target.mkdir()
         put(target, name)
-    before = describe(target)
-    for arguments in (("backup", str(target)), ("publish", "--to", f"file://{target}")):
-        answer = called(made / "lake", *arguments)
-        assert (answer.code, len(answer.lines)) == (2, 1), answer
-        assert f"file://{target} has other objects, such as " in answer.err
-        assert describe(target) == before
+        before = describe(target)
+        for command in (("backup", str(target)), ("publish", "--to", f"file://{target}")):
+            for options in ((), ("--with-images",)):
+                answer = called(made / "lake", *command, *options)
+                is_image = name == _IMAGE and command[0] == "publish"
+                problem = "has images of another lake" if is_image else "has other objects"
+                facts = (answer.code, len(answer.lines), f"file://{target} {problem}" in answer.err)
+                if facts != (2, 1, True) or describe(target) != before:
+                    wrong.append((name, command, options, answer))
+    assert wrong == []
 
 
 def test_a_backup_deletes_only_what_it_wrote(lake: Path, tmp_path: Path) -> None:
     """Files of others under the names of a backup stay, and are named; links lead nowhere."""
     target, victim = tmp_path / "backup", tmp_path / "victim"
     told(lake, "backup", str(target), "--with-images")
-    names = ("ledgers/notes", "probe/notes", f"{_PART}.0123456789abcdef", f"images/ab/{'c' * 62}.jpg", "thesis.txt")
+    names = ("ledgers/notes", "probe/notes", f"{_PART}.0123456789abcdef", _IMAGE, "thesis.txt")
     mine = [put(target, name) for name in names] + [put(victim, f"ab/{'c' * 62}.jpg")]
-    (target / "images" / "ac").symlink_to(victim / "ab")
+    (target / "images" / "zz").symlink_to(victim / "ab")
     answer = called(lake, "backup", str(target), "--with-images")
     assert answer.code == 0
-    assert "objects=5 first=images/ac" in answer.err
-    assert f"objects=1 first=images/ab/{'c' * 62}.jpg" in answer.err
+    assert f"objects=3 first={_PART}" in answer.err
+    assert f"objects=1 first={_IMAGE}" in answer.err
     assert [path.read_text() for path in mine] == ["mine"] * len(mine)
     assert len(list((target / "ledgers").iterdir())) == 2
 
 
-def test_a_publish_deletes_only_what_it_wrote(lake: Path, tmp_path: Path) -> None:
-    """Old files of others under the names of a target stay, and are named."""
-    target = tmp_path / "target"
-    told(lake, "publish", "--to", f"file://{target}")
-    names = (f"documents/000000000099-abcdef-{'0' * 12}.parquet", "probe/notes", "snapshots/000099.duckdb")
-    mine = [put(target, name) for name in (*names, "thesis.txt")]
-    for path in mine:
-        os.utime(path, (1, 1))
-    with Lake(lake, doing="test") as held:
-        commit(held, {13: 1})
-        held.publish("", at=AT, complete=True, watermark=AT)
-    answer = called(lake, "publish", "--to", f"file://{target}")
-    assert answer.code == 0
-    assert f"objects=1 first={names[0]}" in answer.err
-    assert [path.read_text() for path in mine] == ["mine"] * len(mine)
-
-
 _TAMPERINGS: dict[str, Any] = {
     "a ledger elsewhere": {"ledger": "../victim/file"},
+    "a ledger below elsewhere": {"ledger": "ledgers/../../victim/file"},
     "a ledger with NUL": {"ledger": "ledgers/\0.sqlite"},
     "a hash with NUL": {"ledger_sha256": "\0"},
     "no JSON": b"\0\0\0",
@@ -120,6 +114,8 @@ _TAMPERINGS: dict[str, Any] = {
     "a property of another kind": "UPDATE lake_property SET value = '5';",
     "a size that is a text": "UPDATE part SET bytes = 'more';",
     "a name that is no text": "UPDATE part SET name = CAST(name AS BLOB);",
+    "a part elsewhere": "UPDATE part SET name = 'tables/../../' || substr(name, 8) WHERE name LIKE 'tables/uploads/%';",
+    "an image elsewhere": "UPDATE image SET path = '../evil.jpg' WHERE path = (SELECT min(path) FROM image);",
     "a text that is not UTF-8": "INSERT INTO run (run_id, command, version, started_at, state, error)"
     " VALUES ('a', 'b', 'c', 1, 'done', CAST(x'ff' AS TEXT));",
 }
@@ -141,14 +137,18 @@ def tamper(backup: Path, change: Any) -> None:
     (backup / BACKUP).write_bytes(change if isinstance(change, bytes) else json.dumps(record).encode())
 
 
-@pytest.mark.parametrize("name", _TAMPERINGS)
-def test_a_hostile_backup_becomes_no_lake(backup: Path, tmp_path: Path, name: str) -> None:
-    """Records and ledgers that scanlake has not written are damage: exit code 9, one line, and no folder."""
-    tamper(backup, _TAMPERINGS[name])
-    answer = called(tmp_path, "restore", str(backup), str(tmp_path / "restored"))
-    assert (answer.code, len(answer.lines)) == (9, 1), answer
-    assert "Use another backup; nothing was restored." in answer.err
-    assert not (tmp_path / "restored").exists()
+def test_a_hostile_backup_becomes_no_lake(made: Path, tmp_path: Path) -> None:
+    """Records and ledgers that scanlake has not written are damage: exit code 9, one line, and no file anywhere."""
+    wrong, below = {}, tmp_path / "below"
+    below.mkdir()
+    for number, (name, change) in enumerate(_TAMPERINGS.items()):
+        backup = Path(shutil.copytree(made / "backup", tmp_path / str(number)))
+        tamper(backup, change)
+        answer = called(tmp_path, "restore", str(backup), str(below / "restored"))
+        is_hinted = "Use another backup; nothing was restored." in answer.err
+        if (answer.code, len(answer.lines), is_hinted, list(below.iterdir())) != (9, 1, True, []):
+            wrong[name] = answer
+    assert wrong == {}
 
 
 def test_a_part_larger_than_recorded_is_not_copied(backup: Path, tmp_path: Path) -> None:
@@ -174,17 +174,9 @@ def test_only_files_of_a_restore_are_replaced(backup: Path, tmp_path: Path) -> N
         assert "is not an empty folder" in told(tmp_path, "restore", str(backup), str(folder), code=2)
         assert describe(folder) == before
         path.unlink()
-    put(folder, _PART)
+    left = [put(folder, name) for name in (_PART, _IMAGE)]
     told(tmp_path, "restore", str(backup), str(folder))
-    assert not (folder / _PART).exists()
-
-
-def test_no_hint_names_an_option_that_restore_does_not_have(made: Path, tmp_path: Path) -> None:
-    """A place without a backup and a folder with a lake are refused with a hint that can be followed."""
-    (tmp_path / "empty").mkdir()
-    for origin, folder in ((tmp_path / "empty", tmp_path / "new"), (tmp_path / "empty", made / "lake")):
-        message = told(tmp_path, "restore", str(origin), str(folder), code=2)
-        assert "--" not in message
+    assert not any(path.exists() for path in left)
 
 
 def test_a_lake_and_a_backup_are_for_others_to_read_only(tmp_path: Path) -> None:
@@ -212,6 +204,7 @@ def test_places_of_one_lake_can_be_inside_each_other(lake: Path, tmp_path: Path)
     before = describe(target)
     assert "of another lake" in told(other, "publish", "--to", f"file://{target}", code=2)
     assert "of another lake" in told(other, "backup", str(target), code=2)
+    assert "the backup of another lake" in told(other, "backup", str(target / "backup"), code=2)
     assert describe(target) == before
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from pipeline.atomic_files import sha256_file
 from pipeline.lake.lake import Lake
 from pipeline.publish.iceberg_connection import connect_catalog
 from tests.lake.operations import told
-from tests.publish.iceberg_reading import load_tables, reader
+from tests.publish.iceberg_reading import connect_sql, load_tables, reader
 from tests.publish.lake_history import History, list_differences
 
 if TYPE_CHECKING:
@@ -32,9 +31,6 @@ def test_mirror_and_tables_share_a_place(history: History, tmp_path: Path) -> No
     history.compact()
     printed = told(history.root, "publish", "--to", url, "--iceberg")
     assert f"snapshot {second}: 13 Iceberg tables, tag sync-{second}: 4 changed" in printed
-    catalog = connect_catalog(url)
-    assert list_differences(history.root, second, reader(catalog)) == []
-    told(history.root, "publish", "--iceberg", "--set", f"iceberg_location={url}")
     told(history.root, "publish", "--to", url)
     assert list_differences(history.root, second, reader(connect_catalog(url))) == []
     told(history.root, "check", "--published")
@@ -53,8 +49,7 @@ def rewrite_part(lake: Path, part: Path) -> None:
 
 def test_a_repaired_part_is_published_beside_the_former(tmp_path: Path) -> None:
     """A part that was written again has an object of its own, and its deleted rows are those of its new order."""
-    history = History(tmp_path / "lake")
-    url = f"file://{tmp_path}/target"
+    history, url = History(tmp_path / "lake"), f"file://{tmp_path}/target"
     history.sync(dict.fromkeys(range(1, 30), 1))
     told(history.root, "publish", "--to", url, "--iceberg")
     (part,) = (history.root / "tables" / "files").glob("0*.parquet")
@@ -63,7 +58,6 @@ def test_a_repaired_part_is_published_beside_the_former(tmp_path: Path) -> None:
     number = history.sync({3: 2})
     told(history.root, "publish", "--to", url, "--iceberg")
     assert list_differences(history.root, number, reader(connect_catalog(url))) == []
-    told(history.root, "check", "--published", "--read-data")
     stem = part.name.removesuffix(".parquet")
     assert len(list((tmp_path / "target" / "tables" / "files" / "data").glob(f"{stem}-{'?' * 12}.parquet"))) == 2
 
@@ -78,7 +72,7 @@ def test_settings_publish_tables_after_the_lake(history: History, tmp_path: Path
     settings = {"PYICEBERG_CATALOG__SCANLAKE__URI": uri, "SCANLAKE_ICEBERG_LOCATION": url}
     result = json.loads(told(lake, "publish", "--json", code=0, **settings))
     assert (result["iceberg"]["snapshot"], result["iceberg"]["tag"]) == (number, f"sync-{number}")
-    catalog = connect_catalog(url, properties={"uri": uri})
+    catalog = connect_sql(tmp_path)
     assert all(f"sync-{number}" in table.metadata.refs for table in load_tables(catalog).values())
     wrong = settings | {"PYICEBERG_CATALOG__SCANLAKE__URI": f"sqlite:///{tmp_path}/missing/catalog.sqlite"}
     message = told(lake, "publish", "--iceberg", code=8, **wrong)
@@ -98,19 +92,9 @@ def test_settings_publish_tables_after_the_lake(history: History, tmp_path: Path
     assert json.loads((tmp_path / "target" / "latest.json").read_text())["catalog"]["snapshot"] == number
 
 
-def test_without_the_extra(history: History, tmp_path: Path) -> None:
-    """Without pyiceberg the command names what to install."""
-    program = (
-        "import sys; sys.modules['pyiceberg'] = None; from pipeline.cli import main;"
-        f" main(['publish', '--iceberg', '--set', 'iceberg_location=file://{tmp_path}/t', '--lake', '{history.root}'])"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
-    assert "pip install pyiceberg sqlalchemy obstore" in ended.stderr
-
-
-def test_without_the_library_of_a_catalog(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A catalog whose library is missing ends with one line that names what to install; nothing is written."""
+def test_what_is_not_installed_is_named(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pyiceberg, or the library of a catalog, one line names what to install; nothing is written."""
+    command = ("publish", "--iceberg", "--set", f"iceberg_location=file://{tmp_path}/t")
     monkeypatch.delitem(sys.modules, "pyiceberg.catalog.glue", raising=False)
     for library, catalog, uri, package in (
         ("psycopg", "sql", "postgresql+psycopg://user:pw@127.0.0.1:1/x", '"psycopg[binary]"'),
@@ -119,9 +103,14 @@ def test_without_the_library_of_a_catalog(history: History, tmp_path: Path, monk
     ):
         monkeypatch.setitem(sys.modules, library, None)
         settings = {"PYICEBERG_CATALOG__SCANLAKE__TYPE": catalog, "PYICEBERG_CATALOG__SCANLAKE__URI": uri}
-        command = ("publish", "--iceberg", "--set", f"iceberg_location=file://{tmp_path}/t")
         message = told(history.root, *command, code=2, **settings)
         assert f"The Iceberg catalog needs the library {library}." in message
         assert f"pip install {package}" in message
         assert "pw@" not in message
-        assert not list(tmp_path.glob("t/**/*.json"))
+    for name in [name for name in sys.modules if name.startswith(("pyiceberg", "pipeline.publish.iceberg_"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyiceberg", None)
+    message = told(history.root, *command, code=2)
+    assert "Iceberg tables need the library pyiceberg." in message
+    assert "pip install pyiceberg sqlalchemy obstore" in message
+    assert not list(tmp_path.glob("t/**/*.json"))

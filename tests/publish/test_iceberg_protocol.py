@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -17,6 +12,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
 from pipeline.atomic_files import sha256_file
 from pipeline.errors import ForeignObjectError, PublishConflictError, SettingsError
@@ -25,24 +21,25 @@ from pipeline.publish import iceberg_changes
 from pipeline.publish.iceberg import IcebergResult, RetentionOptions
 from pipeline.publish.iceberg_catalogs import POINTER, CatalogTables
 from pipeline.publish.iceberg_connection import connect_catalog
+from pipeline.publish.iceberg_files import StoreFileIO
 from pipeline.publish.iceberg_format import read_files
 from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.iceberg_retention import list_table_files
 from pipeline.publish.sweep_rule import SweepRule
 from pipeline.publish.target_layout import to_target_path
 from tests.lake.lake_builder import AT
-from tests.lake.operations import told
-from tests.publish.iceberg_reading import NAMES, connect, load_tables, reader
+from tests.lake_copies import copy_lake
+from tests.publish.iceberg_reading import NAMES, connect_sql, load_tables, overtaken, reader
 from tests.publish.lake_history import FILES, LAKE_ID, Changes, History, list_differences
 from tests.publish.stopping_store import URL, PublisherStopped, StoppingStore, choose_stops
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyiceberg.table import Table
 
-    from pipeline.publish.iceberg_catalogs import IcebergCatalog, TableCommit
+    from pipeline.publish.iceberg_catalogs import IcebergCatalog
 
 _BYTES_PER_KEPT_SYNC: Final = 1_000
 _DELETE_FILE_BYTES: Final = 700
@@ -63,73 +60,91 @@ def locations(catalog: IcebergCatalog) -> dict[str, str]:
     return {name: state.metadata_location for name, state in catalog.load(NAMES).items()}
 
 
-def test_a_stop_at_any_write_is_completed_later(changes: Changes) -> None:
+@dataclass(frozen=True)
+class Published:
+    """The store after a publish, whose writes it has in `written`; tests change a fork of it."""
+
+    store: StoppingStore
+    result: IcebergResult
+
+    @property
+    def catalog(self) -> IcebergCatalog:
+        """The tables, only to be read."""
+        return connect_store(self.store)
+
+
+@pytest.fixture(scope="module")
+def published(changes: Changes) -> list[Published]:
+    """The tables without a catalog after each snapshot of the lake; three delete files are many."""
+    store, found = StoppingStore(), list[Published]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(iceberg_changes, "MAX_DELETE_FILES", 3)
+        for number in changes.numbers:
+            store = store.fork()
+            found.append(Published(store, publish(changes.root, connect_store(store), number)))
+    return found
+
+
+def test_a_stop_at_any_write_is_completed_later(changes: Changes, published: list[Published], tmp_path: Path) -> None:
     """Before the last write readers see the former sync in every table; a second try publishes the new one whole."""
-    lake, (first, second, *_) = changes.root, changes.numbers
-    target = StoppingStore()
-    publish(lake, connect_store(target), first)
-    before = locations(connect_store(target))
-    whole = target.fork()
-    publish(lake, connect_store(whole), second)
+    lake, (first, *_), whole = changes.root, changes.numbers, published[1].store
     assert whole.writes > 25
     for stop_at in choose_stops(whole, POINTER):
-        stopped = target.fork(stop_at=stop_at)
-        with pytest.raises(PublisherStopped):
-            publish(lake, connect_store(stopped), second)
-        retried = stopped.fork()
-        assert locations(connect_store(retried)) == before
-        publish(lake, connect_store(retried), second)
-        tables = load_tables(connect_store(retried))
-        assert all(f"sync-{second}" in table.metadata.refs for table in tables.values())
-        assert list_differences(lake, second, reader(connect_store(retried))) == []
-    assert list_differences(lake, first, reader(connect_store(retried), f"sync-{first}")) == []
+        check_stop(connect_store, published[0].store, stop_at, changes)
+    store = StoppingStore()
+    publish(lake, connect_sql(tmp_path, store=store), first)
+    check_stop(lambda of: connect_sql(tmp_path, store=of), store, whole.writes - 1, changes)
 
 
-@pytest.mark.parametrize("kill_at", [17, *(pytest.param(number, marks=pytest.mark.soak) for number in (1, 9, 25))])
-def test_a_killed_publisher_leaves_the_former_sync(
-    kill_at: int, history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def check_stop(
+    connect: Callable[[StoppingStore], IcebergCatalog], base: StoppingStore, stop_at: int, changes: Changes
 ) -> None:
-    """After SIGKILL the SQL catalog has the former metadata of every table; the next publish completes the sync."""
-    former, catalog = history.stamp, connect("sql on files", tmp_path)
-    monkeypatch.setenv("PYICEBERG_CATALOG__SCANLAKE__URI", f"sqlite:///{tmp_path}/catalog.sqlite")
-    command = ("publish", "--iceberg", "--set", f"iceberg_location=file://{tmp_path}/target")
-    told(history.root, *command)
-    before = locations(catalog)
-    number = history.sync({2: 3, 4: 1, 60: 2}, deleted=(9,))
-    program = (sys.executable, "-m", "tests.publish.killed_process", "create", str(kill_at), *command)
-    assert subprocess.run([*program, "--lake", str(history.root)], check=False).returncode == -signal.SIGKILL
+    """Stop a publish of the second snapshot over the first, then complete it."""
+    (first, second, *_), lake, before = changes.numbers, changes.root, locations(connect(base))
+    stopped = base.fork(stop_at=stop_at)
+    with pytest.raises(PublisherStopped):
+        publish(lake, connect(stopped), second)
+    catalog = connect(stopped.fork())
     assert locations(catalog) == before
-    told(history.root, *command)
-    assert list_differences(history.root, number, reader(catalog)) == []
-    assert list_differences(history.root, former, reader(catalog, f"sync-{former}")) == []
+    publish(lake, catalog, second)
+    assert all(f"sync-{second}" in table.metadata.refs for table in load_tables(catalog).values())
+    assert list_differences(lake, second, reader(catalog)) == []
+    assert list_differences(lake, first, reader(catalog, f"sync-{first}")) == []
 
 
-@pytest.mark.parametrize("kind", ["none", "glue on S3", pytest.param("sql on files", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kind", ["none", "sql", "table by table", pytest.param("glue", marks=pytest.mark.soak)])
 def test_the_slower_of_two_publishers_is_refused(
-    kind: str, changes: Changes, request: pytest.FixtureRequest, tmp_path: Path
+    kind: str, changes: Changes, published: list[Published], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """A publisher whose tables have changed since it read them changes nothing, and succeeds when it tries again.
 
     A catalog that changes one table after the other changes last the table that tells readers the sync.
     """
     lake, (first, second, third, *_) = changes.root, changes.numbers
-    s3_url = request.getfixturevalue("s3_url") if kind == "glue on S3" else ""
-    store = StoppingStore()
-    slow, fast = (connect_store(store) if kind == "none" else connect(kind, tmp_path, s3_url) for _ in range(2))
-    publish(lake, slow, first)
-    commit = slow.commit
+    store = published[0].store.fork()
 
-    def commit_late(commits: Sequence[TableCommit], note: Mapping[str, object]) -> None:
-        publish(lake, fast, second)
-        commit(commits, note)
+    def connect() -> IcebergCatalog:
+        if kind == "none":
+            return connect_store(store)
+        if kind == "sql":
+            return connect_sql(tmp_path)
+        if kind == "glue":
+            url = request.getfixturevalue("s3_url")
+            return connect_catalog(url, url.split("/")[2].replace("-", "_"), {"type": "glue"})
+        io = f"{StoreFileIO.__module__}.{StoreFileIO.__qualname__}"
+        catalog = SqlCatalog("scanlake", uri=f"sqlite:///{tmp_path}/catalog.sqlite", **{"py-io-impl": io})
+        return CatalogTables(catalog, StoreFileIO(), "scanlake", f"file://{tmp_path}/target")
 
-    slow.commit = commit_late  # type: ignore[method-assign]
-    with pytest.raises(PublishConflictError, match="another publisher"):
+    slow, fast, names = connect(), connect(), list[str]()
+    if kind != "none":
+        publish(lake, slow, first)
+    with (
+        overtaken(slow, lambda: publish(lake, fast, second)),
+        pytest.raises(PublishConflictError, match="another publisher"),
+    ):
         publish(lake, slow, third)
     assert list_differences(lake, second, reader(fast)) == []
-    slow.commit = commit  # type: ignore[method-assign]
-    names: list[str] = []
-    if isinstance(slow, CatalogTables) and kind == "glue on S3":
+    if isinstance(slow, CatalogTables) and kind != "sql":
         commit_table = slow._catalog.commit_table
 
         def commit_and_note(table: Table, *changes: Any) -> Any:
@@ -139,15 +154,14 @@ def test_the_slower_of_two_publishers_is_refused(
         slow._catalog.commit_table = commit_and_note  # type: ignore[assignment, method-assign]
     publish(lake, slow, third)
     assert list_differences(lake, third, reader(fast)) == []
-    assert names[-1:] == (["files"] if kind == "glue on S3" else [])
+    assert names[-1:] == (["files"] if kind in {"table by table", "glue"} else [])
 
 
-def test_pinned_readers_never_see_two_syncs(changes: Changes) -> None:
+def test_pinned_readers_never_see_two_syncs(changes: Changes, published: list[Published]) -> None:
     """While snapshots are published, tables read at the tag that `files` names are of one snapshot."""
     lake, numbers = changes.root, changes.numbers[:5]
     expected = {number: count_rows(lake, number) for number in numbers}
-    target = StoppingStore()
-    publish(lake, connect_store(target), numbers[0])
+    target = published[0].store.fork()
     has_read, done, problems = threading.Semaphore(0), threading.Event(), []
 
     def read_pinned() -> None:
@@ -162,7 +176,7 @@ def test_pinned_readers_never_see_two_syncs(changes: Changes) -> None:
     thread = threading.Thread(target=read_pinned)
     thread.start()
     try:
-        for number in numbers:
+        for number in numbers[1:]:
             publish(lake, connect_store(target), number)
             assert has_read.acquire(timeout=60)
     finally:
@@ -178,20 +192,14 @@ def count_rows(lake: Path, number: int) -> tuple[int, int]:
     return row[0], row[1]
 
 
-def test_delete_files_are_folded_and_metadata_stay_small(changes: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delete_files_are_folded_and_metadata_stay_small(changes: Changes, published: list[Published]) -> None:
     """Each publish adds one delete file for a changed data file, and when there are many, one replaces them all.
 
     Metadata of all tables grow by less than a kilobyte for a kept sync that changed four of them.
     """
-    monkeypatch.setattr(iceberg_changes, "MAX_DELETE_FILES", 3)
-    target = StoppingStore()
-    catalog = connect_store(target)
-    publish(changes.root, catalog, changes.numbers[0])
     counts, positions, sizes = [], [], []
-    for number in changes.numbers[1:]:
-        target.written.clear()
-        publish(changes.root, catalog, number)
-        files = read_files(load_tables(catalog)["files"].metadata, catalog.io)
+    for number, state in zip(changes.numbers[1:], published[1:], strict=True):
+        files = read_files(load_tables(state.catalog)["files"].metadata, state.catalog.io)
         assert all(
             len({delete.file.lower_bounds[2147483546], location.encode()}) == 1
             for location, deletes in files.deletes.items()
@@ -200,74 +208,46 @@ def test_delete_files_are_folded_and_metadata_stay_small(changes: Changes, monke
         first = min(files.deletes)
         counts.append(len(files.deletes[first]))
         positions.append(sum(delete.file.record_count for delete in files.deletes[first]))
-        metadata = [path for path in target.written if path.endswith(".gz.metadata.json")]
+        metadata = [path for path in state.store.written if path.endswith(".gz.metadata.json")]
         assert len(metadata) == len(NAMES)
-        sizes.append(sum(len(target.read(path)) for path in metadata))
+        sizes.append(sum(len(state.store.read(path)) for path in metadata))
         if counts[-1] == 1:  # before the fold, and at it
-            assert list_differences(changes.root, number, reader(catalog)) == []
+            assert list_differences(changes.root, number, reader(state.catalog)) == []
     assert counts == [1, 1, 2, 3, 1, 2, 3]  # the second of these changes is that of a row of the first
     assert positions == [3, 3, 4, 5, 6, 7, 8]
     assert (sizes[-1] - sizes[0]) / (len(sizes) - 1) < _BYTES_PER_KEPT_SYNC
-    deletes = [len(target.read(item.path)) for item in target.list() if "-deletes-" in item.path]
-    assert max(deletes) < _DELETE_FILE_BYTES
+    store = published[-1].store
+    assert max(len(store.read(item.path)) for item in store.list() if "-deletes-" in item.path) < _DELETE_FILE_BYTES
 
 
-def test_an_unchanged_publish_writes_only_the_tag(changes: Changes) -> None:
-    """The same snapshot again writes nothing; a table that a sync did not change gets one metadata file for the tag.
-
-    Metadata that an earlier version wrote without compression are continued.
-    """
-    lake, (first, second, *_) = changes.root, changes.numbers
-    target = StoppingStore()
-    publish(lake, connect_store(target), first)
-    before = target.writes
-    result = publish(lake, connect_store(target), first)
-    assert (target.writes, result.bytes, result.changed) == (before, 0, 0)
-    store_plain_metadata(target)
-    target.written.clear()
-    publish(lake, connect_store(target), second)
-    (created,) = [path for path in target.written if path.startswith("tables/locations/")]
-    tables = load_tables(connect_store(target))
-    assert all("/00001-" in table.metadata_location for table in tables.values())
-    assert all(table.metadata_location.endswith(".gz.metadata.json") for table in tables.values())
-    assert tables["locations"].metadata_location == f"{URL}/{created}"
-    refs = tables["locations"].metadata.refs
-    assert refs[f"sync-{first}"].snapshot_id == refs[f"sync-{second}"].snapshot_id
-    assert list_differences(lake, second, reader(connect_store(target))) == []
-    assert list_differences(lake, first, reader(connect_store(target), f"sync-{first}")) == []
-
-
-def store_plain_metadata(target: StoppingStore) -> None:
-    """Replace the metadata of all tables by uncompressed ones."""
-    stored = target.read_versioned(POINTER)
-    assert stored is not None
-    pointer = json.loads(stored[0])
-    for name, location in pointer["tables"].items():
-        path = location.removeprefix(f"{URL}/")
-        plain = path.replace(".gz.metadata.json", ".metadata.json")
-        target.create(plain, gzip.decompress(target.read(path)))
-        target.delete([path])
-        pointer["tables"][name] = f"{URL}/{plain}"
-    target.swap(POINTER, json.dumps(pointer).encode(), stored[1])
+def test_an_unchanged_publish_writes_only_the_tag(changes: Changes, published: list[Published]) -> None:
+    """The same snapshot again writes nothing; a table that a sync did not change gets one metadata file for the tag."""
+    first, second, *_ = changes.numbers
+    target = published[0].store.fork()
+    result = publish(changes.root, connect_store(target), first)
+    assert (target.writes, result.bytes, result.changed) == (0, 0, 0)
+    (created,) = [path for path in published[1].store.written if path.startswith("tables/locations/")]
+    table = load_tables(published[1].catalog)["locations"]
+    assert table.metadata_location == f"{URL}/{created}"
+    assert created.startswith("tables/locations/metadata/00001-")
+    assert table.metadata.refs[f"sync-{first}"].snapshot_id == table.metadata.refs[f"sync-{second}"].snapshot_id
 
 
 def test_written_bytes_do_not_grow_with_the_table(tmp_path: Path) -> None:
-    """Five changed files cost about the same in a table of a hundred and of five thousand files."""
+    """Five changed files cost about the same in a table of a hundred and of three thousand files."""
     sizes = []
-    for name, count in (("small", 100), ("large", 5_000)):
-        history = History(tmp_path / name)
-        store = StoppingStore()
+    for name, count in (("small", 100), ("large", 3_000)):
+        history, store = History(tmp_path / name), StoppingStore()
         publish(history.root, connect_store(store), history.sync(dict.fromkeys(range(1, count + 1), 1)))
         number = history.sync(dict.fromkeys(range(5, 10), 1))
         sizes.append(publish(history.root, connect_store(store), number).bytes)
     assert sizes[1] < 1.1 * sizes[0]
 
 
-def test_tables_of_another_lake_are_refused(changes: Changes) -> None:
+def test_tables_of_another_lake_are_refused(changes: Changes, published: list[Published]) -> None:
     """Neither tables of another lake nor parts with other contents under the same name are replaced."""
-    lake, (first, second, *_) = changes.root, changes.numbers
-    catalog = connect_store(StoppingStore())
-    publish(lake, catalog, first)
+    lake, (_, second, *_) = changes.root, changes.numbers
+    catalog = connect_store(published[0].store.fork())
     before = locations(catalog)
     with pytest.raises(SettingsError, match="belongs to another lake"):
         publish_iceberg(catalog, LakeLayout(lake), second, lake_id="f" * 32, at=AT)
@@ -280,23 +260,20 @@ def test_tables_of_another_lake_are_refused(changes: Changes) -> None:
     assert locations(catalog) == before
 
 
-def test_a_purge_leaves_nothing_on_the_target(changes: Changes, history: History) -> None:
+def test_a_purge_leaves_nothing_on_the_target(history: History, published: list[Published]) -> None:
     """After a purge the next publish drops the earlier syncs, and deletes their parts and manifests at once."""
-    target = StoppingStore()
-    for number in changes.numbers[:2]:
-        publish(changes.root, connect_store(target), number)
+    target = published[1].store.fork()
     assert 777_123 in FILES
     number = history.purge(777_123)
     stored = {item.path for item in target.list()}
     now = time.time()
     retention = RetentionOptions(SweepRule(now + 600, frozenset()), purged_at=now)
-    at = int(now * 1_000_000)
     arguments = (connect_store(target), LakeLayout(history.root), number)
-    result = publish_iceberg(*arguments, lake_id=LAKE_ID, at=at, retention=retention)
+    result = publish_iceberg(*arguments, lake_id=LAKE_ID, at=int(now * 1_000_000), retention=retention)
     remaining = {item.path for item in target.list()}
     assert result.deleted == len(stored - remaining) > 10
-    assert list_differences(history.root, number, reader(connect_store(target))) == []
     catalog = connect_store(target)
+    assert list_differences(history.root, number, reader(catalog)) == []
     needed = list_table_files(catalog.io, catalog.load(NAMES).values())
     assert {f"{URL}/{path}" for path in remaining} == needed | {f"{URL}/iceberg.json", f"{URL}/iceberg-owner.json"}
     for path in remaining:
@@ -305,33 +282,32 @@ def test_a_purge_leaves_nothing_on_the_target(changes: Changes, history: History
         assert "777123" not in text, path
 
 
-def test_a_sweep_spares_young_files_and_kept_syncs(changes: Changes, tmp_path: Path) -> None:
+def test_a_sweep_spares_young_files_and_kept_syncs(
+    changes: Changes, published: list[Published], tmp_path: Path
+) -> None:
     """Every eighth snapshot old files that no kept sync names go; parts of the lake and young files stay."""
-    lake, numbers = tmp_path / "lake", changes.numbers
-    shutil.copytree(changes.root, lake)
-    target = StoppingStore()
-    for number in numbers[:3]:
-        publish(lake, connect_store(target), number)
+    lake, numbers = copy_lake(changes.root, tmp_path / "lake"), changes.numbers
+    target = published[2].store.fork()
     for number in numbers[1:7]:
         (lake / "snapshots" / f"{number:06d}.duckdb").unlink()
-    orphans = [
+    # The last one is a part of another table with the name of the lake's.
+    orphans = {
         "tables/files/data/000000000001-0a0b0c-0123456789ab.parquet",
         f"tables/files/metadata/{UUID(int=7)}-m0.avro",
-    ]
-    # The part of another table with the name of the lake's; and objects of a mirror, at this place and below.
-    orphans.append("tables/uploads/data/000000000009-0a0b0c-0123456789ab.parquet")
+        "tables/uploads/data/000000000009-0a0b0c-0123456789ab.parquet",
+    }
     spared = {"tables/files/data/000000000009-0a0b0c-0123456789ab.parquet", "tables/files/data/empty-0a0b0c.parquet"}
+    # Objects of a mirror, at this place and below.
     spared |= {f"tables/files/{path}" for path in ("data/catalog.duckdb", "metadata/latest.json", "metadata/x.avro")}
     spared.add("tables/files/data/tables/files/data/000000000001-0a0b0c-0123456789ab.parquet")
-    for path in (*orphans, *spared):
+    for path in orphans | spared:
         target.create(path, b"orphan")
-    part = frozenset({"tables/files/data/000000000009-0a0b0c.parquet"})
-    young = RetentionOptions(SweepRule(time.time() - 600, part))
-    assert publish(lake, connect_store(target), numbers[7], retention=young).deleted == 0
-    old = RetentionOptions(SweepRule(time.time() + 600, part))
-    assert publish(lake, connect_store(target), numbers[7], retention=old).deleted > 5
+    for seconds in (-600, 600):
+        rule = SweepRule(time.time() + seconds, frozenset({"tables/files/data/000000000009-0a0b0c.parquet"}))
+        result = publish(lake, connect_store(target), numbers[7], retention=RetentionOptions(rule))
+        assert (result.deleted == 0, result.deleted > 5) == (seconds < 0, seconds > 0)
     remaining = {item.path for item in target.list()}
-    assert not remaining & set(orphans)
+    assert not remaining & orphans
     assert spared <= remaining
     for number in (numbers[0], numbers[7]):
         assert list_differences(lake, number, reader(connect_store(target), f"sync-{number}")) == []

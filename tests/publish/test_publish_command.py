@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
 
-from pipeline.emulator import Emulator
+from pipeline.emulator import Emulator, ImageOptions
 from pipeline.errors import ExitCode
+from pipeline.findings import Severity
 from pipeline.lake.lake import Lake
-from pipeline.lake.layout import LakeLayout
 from pipeline.monitoring.run_history import RunStatsFile
-from pipeline.publish.check_published import check_published
 from pipeline.publish.object_store import open_store
-from tests.findings import lines_of, printed_lines
+from tests.findings import printed_lines
+from tests.images.image_harness import Scene, files_in, rows_of
 from tests.lake.corruption import flip
 from tests.lake.lake_builder import commit
-from tests.lake.operations import called, told
+from tests.lake.operations import called, republish, told
+from tests.lake_copies import copy_lake
 from tests.monitoring.monitoring_harness import Collector
-from tests.processes import Answer, forked, ran
+from tests.processes import forked
 from tests.publish.target_reading import differing, latest
 from tests.sync.sync_harness import SEED
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipeline.publish.object_store import ObjectStore
+    from tests.images.image_harness import PicturedLakes
     from tests.publish.lake_history import History
-
-
-@pytest.fixture
-def lake(history: History) -> Path:
-    """The folder of the copy."""
-    return history.root
 
 
 @pytest.fixture
@@ -43,71 +39,51 @@ def url(tmp_path: Path) -> str:
     return f"file://{tmp_path}/target"
 
 
-def test_publish_to_s3(history: History, s3_url: str, tmp_path: Path) -> None:
-    """The command uploads once, then has nothing to do; what changed is one more publish."""
+def test_publish_to_s3(history: History, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is not there is one line and exit code 8; then the command uploads once, and later what changed.
+
+    `status` tells the failure, then the published snapshot. Documents stay at home.
+    """
     lake, store = history.root, open_store(s3_url)
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+        text = told(lake, "publish", "--to", s3_url, "--quiet", code=ExitCode.PUBLISH)
+    assert (text.count("\n"), "the host cannot be reached" in text, "testing-secret" in text) == (1, True, False)
+    status = told(lake, "status")
+    assert f"Publishing to {s3_url} failed 1 time; nothing was published there before: " in status
     first = json.loads(told(lake, "publish", "--to", s3_url, "--json"))["mirror"]
     assert (first["changed"], first["target"]) == (True, s3_url)
     assert "nothing to publish" in told(lake, "publish", "--to", s3_url)
-    assert differing(lake, store, tmp_path / "copy") == []
     newest = history.sync({1: 3})
     assert f"snapshot {newest}: " in told(lake, "publish", "--to", s3_url)
     assert latest(store).catalog.snapshot == newest
     assert differing(lake, store, tmp_path / "copy") == []
-    text = told(lake, "status")
-    assert f"{s3_url} has snapshot {newest}, published " in text
+    assert list(store.list("documents")) == []
+    assert f"{s3_url} has snapshot {newest}, published " in told(lake, "status")
 
 
-def test_a_publish_completes_what_a_killed_run_left(lake: Path, url: str, tmp_path: Path) -> None:
-    """Rows that a run has committed and not published are published here first, then to `publish_to`."""
+def test_what_is_published_is_what_the_lake_has(history: History, url: str, tmp_path: Path) -> None:
+    """A catalog that somebody has written to since its publish is built again before it is uploaded.
+
+    Rows that a killed run has committed and not published are published here first, then to `publish_to`.
+    """
+    lake, store = history.root, open_store(url)
+    flip(lake / "catalog.duckdb")
+    told(lake, "publish", "--to", url)
+    assert differing(lake, store, tmp_path / "copy") == []
+    assert "nothing to publish" in told(lake, "publish", "--to", url)
     with Lake(lake, doing="sync") as held:
         number = held.ledger.next_snapshot()
         commit(held, {900: 1})
     result = json.loads(told(lake, "publish", "--json", SCANLAKE_PUBLISH_TO=url))["mirror"]
-    assert result["target"] == url
-    current = latest(open_store(url)).catalog
-    assert (current.snapshot, current.files) == (number, 42)
-    assert differing(lake, open_store(url), tmp_path / "copy") == []
+    current = latest(store).catalog
+    assert (result["target"], current.snapshot, current.files) == (url, number, 42)
+    assert differing(lake, store, tmp_path / "copy") == []
 
 
-def test_a_catalog_that_was_changed_is_not_published(lake: Path, url: str, tmp_path: Path) -> None:
-    """A catalog that somebody has written to since its publish is built again before it is uploaded."""
-    flip(lake / "catalog.duckdb")
-    told(lake, "publish", "--to", url)
-    assert differing(lake, open_store(url), tmp_path / "copy") == []
-    assert called(lake, "check", "--published").code == ExitCode.OK
-    assert "nothing to publish" in told(lake, "publish", "--to", url)
-
-
-def test_documents_are_published_on_request(lake: Path, tmp_path: Path) -> None:
-    """The documents stay at home unless publish_documents is set; what they show of versions is there in any case."""
-    for documents in (False, True):
-        url = f"file://{tmp_path}/target-{documents}"
-        told(lake, "publish", "--to", url, SCANLAKE_PUBLISH_DOCUMENTS=str(documents))
-        store = open_store(url)
-        assert any(store.list("documents")) is documents
-        with duckdb.connect(f"{tmp_path}/target-{documents}/catalog.duckdb", read_only=True) as db:
-            shown = {row[0] for row in db.execute("SELECT table_name FROM information_schema.tables").fetchall()}
-            assert {"file_versions", "file_events"} <= shown
-            paths = [f"{tmp_path}/target-{documents}/{item.path}" for item in store.list("documents")]
-            if documents:
-                assert db.execute(f"SELECT count(*) > 20 FROM read_parquet({paths})").fetchall() == [(True,)]
-
-
-def test_a_wrong_target_is_one_line(lake: Path, s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that is not there: one line, exit code 8, and `status` shows it."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    text = told(lake, "publish", "--to", s3_url, "--quiet", code=ExitCode.PUBLISH)
-    assert text.count("\n") == 1
-    assert "the host cannot be reached" in text
-    assert "testing-secret" not in text
-    status = told(lake, "status")
-    assert f"Publishing to {s3_url} failed 1 time; nothing was published there before: " in status
-    assert "the host cannot be reached" in status
-
-
-def test_wrong_usage(lake: Path) -> None:
+def test_wrong_usage(history: History) -> None:
     """Options that make no sense together, and URLs of other kinds, are exit code 2."""
+    lake = history.root
     for options in ((), ("--with-images",)):
         message = told(lake, "publish", *options, code=2)
         assert "No target to publish to. Add --to URL, or set publish_to." in message.replace("\n", " ")
@@ -115,49 +91,52 @@ def test_wrong_usage(lake: Path) -> None:
     assert "publish_to" in told(lake, "publish", code=2, SCANLAKE_PUBLISH_AFTER_SYNC="true")
 
 
-async def finished(emulator: Emulator, lake: Path, *arguments: str, **environment: str) -> Answer:
-    """What a process of the command left behind."""
-    return Answer(*await ran(emulator, lake, *arguments, **environment))
+async def test_publish_after_sync(tmp_path: Path, url: str) -> None:
+    """A failed publish fails no sync; it is counted, alerted once, shown, and retried by the next sync.
 
-
-async def test_publish_after_sync(tmp_path: Path) -> None:
-    """A failed publish fails no sync; it is counted, alerted once, shown, and retried by the next sync."""
-    lake, target = tmp_path / "lake", tmp_path / "target"
-    metrics, hook = tmp_path / "metrics.prom", Collector()
+    With all three settings one sync brings its images to the target, and the next publish keeps them.
+    """
+    target, metrics, page, hook = (tmp_path / "target"), tmp_path / "metrics.prom", tmp_path / "page.html", Collector()
     settings = {
-        "SCANLAKE_PUBLISH_TO": f"file://{target}",
+        "SCANLAKE_PUBLISH_TO": url,
         "SCANLAKE_PUBLISH_AFTER_SYNC": "true",
         "SCANLAKE_METRICS_FILE": str(metrics),
     }
     with hook.serving():
         settings["SCANLAKE_NOTIFY_URL"] = hook.url
-        async with Emulator(5, seed=SEED) as emulator:
+        async with Emulator(5, seed=SEED, images=ImageOptions()) as emulator:
+            here = Scene(emulator, tmp_path / "lake")
             target.write_text("no folder")
             for failures in (1, 2):
-                answer = await finished(emulator, lake, "sync", "--json", **settings)
+                answer = await here.run("sync", "--json", **settings)
                 assert answer.code == 0, answer.err
                 published = answer.json["publish"]
                 assert published["failures"] == failures
                 assert "Not a directory" in published["problem"]
-                assert f'scanlake_publish_failures{{lake="{lake}"}} {failures}\n' in metrics.read_text()
+                assert f'scanlake_publish_failures{{lake="{here.lake}"}} {failures}\n' in metrics.read_text()
             assert [(alert["event"], alert["exit_code"]) for alert in hook.bodies] == [("failed", 8)]
-            assert RunStatsFile(lake).last.failures == 0
-            page = tmp_path / "page.html"
-            told(lake, "serve", "--write", str(page))
+            assert RunStatsFile(here.lake).last.failures == 0
+            told(here.lake, "serve", "--write", str(page))
             assert "failed 2 times" in page.read_text()
             target.unlink()
-            answer = await finished(emulator, lake, "sync", "--json", **settings)
+            settings |= {"SCANLAKE_PUBLISH_IMAGES": "true", "SCANLAKE_IMAGES_AFTER_SYNC": "true"}
+            answer = await here.run("sync", "--json", **settings)
             assert answer.json["publish"]["problem"] is None
     assert [(alert["event"], alert["exit_code"]) for alert in hook.bodies[1:]] == [("recovered", 0)]
-    assert f'scanlake_publish_failures{{lake="{lake}"}} 0\n' in metrics.read_text()
+    assert f'scanlake_publish_failures{{lake="{here.lake}"}} 0\n' in metrics.read_text()
     assert "scanlake_last_publish_timestamp_seconds" in metrics.read_text()
-    assert differing(lake, open_store(f"file://{target}"), tmp_path / "copy") == []
-    told(lake, "serve", "--write", str(page))
-    assert f"file://{target} has snapshot" in page.read_text()
+    assert differing(here.lake, open_store(url), tmp_path / "copy") == []
+    assert files_in(target) == files_in(here.lake) != {}
+    republish(here.lake)
+    told(here.lake, "publish", code=0, **settings)
+    assert f"{url} has snapshot" in told(here.lake, "status")
+    record = latest(open_store(url)).images
+    assert record is not None
+    assert record.pictures == len(files_in(here.lake))
 
 
 def test_purge_and_rollback_are_published(history: History, url: str, tmp_path: Path) -> None:
-    """A purge erases on the target at once; if that fails, the command says so and exits with 8."""
+    """Each brings its new snapshot to the target, by a process of its own."""
     lake, store, number = history.root, open_store(url), history.sync({1: 3})
     told(lake, "publish", "--to", url)
     settings = {"SCANLAKE_PUBLISH_TO": url, "SCANLAKE_PUBLISH_AFTER_SYNC": "true"}
@@ -167,67 +146,83 @@ def test_purge_and_rollback_are_published(history: History, url: str, tmp_path: 
     assert purged["publish"]["problem"] is None
     assert latest(store).catalog.snapshot == purged["erased"]["snapshot"]
     assert differing(lake, store, tmp_path / "copy") == []
-    (tmp_path / "target").rename(tmp_path / "moved")
-    (tmp_path / "target").write_text("no folder")
-    answer = forked(lake, "purge", "2", "--yes")
-    assert answer.code == ExitCode.PUBLISH
-    assert f"{url}: NOT ERASED: {url} has no published lake. " in answer.out
 
 
-def test_check_reads_the_target(lake: Path, url: str, tmp_path: Path) -> None:
-    """The target has a finding of its own, with the published snapshot, or with the problem and a hint."""
+def test_readers_find_each_image_by_its_path(pictured: PicturedLakes, url: str, tmp_path: Path) -> None:
+    """The table of the target's catalog leads a stock DuckDB to every image, byte for byte; new ones come alone.
 
-    def finding() -> dict[str, Any]:
-        found: list[dict[str, Any]] = called(lake, "check", "--json", SCANLAKE_PUBLISH_TO=url).json["findings"]
-        return next(item for item in found if item["area"] == "target")
+    A purge deletes the images of its file from the target, too, and no other.
+    """
+    half, lake, target = copy_lake(pictured.half, tmp_path / "half"), tmp_path / "lake", tmp_path / "target"
+    copy_lake(pictured.whole, lake)
 
-    assert finding()["problem"] == "nothing published yet"
-    assert not list(open_store(url).list()), "nothing was written"
-    told(lake, "publish", "--to", url)
-    assert "has snapshot " in finding()["problem"]
-    (tmp_path / "target" / "latest.json").chmod(0o600)
-    (tmp_path / "target" / "latest.json").write_text("[]")
-    wrong = finding()
-    assert (wrong["severity"], wrong["exit_code"]) == ("error", ExitCode.PUBLISH)
+    def publish(of: Path, *arguments: str, **environment: str) -> dict[str, Any]:
+        mirror: dict[str, Any] = called(of, "publish", "--to", url, "--json", *arguments, **environment).json["mirror"]
+        return mirror
+
+    assert publish(half)["images"] is None
+    assert files_in(target) == {}
+    first = publish(half, "--with-images")
+    assert first["images"] == first["images_uploaded"] == len(files_in(half)) > 0
+    assert not publish(half, "--with-images")["changed"]
+    second = publish(lake, SCANLAKE_PUBLISH_IMAGES="true")
+    assert second["images"] == len(files_in(lake)) == first["images"] + second["images_uploaded"]
+    assert files_in(target) == files_in(lake)
+    with duckdb.connect(target / "catalog.duckdb", read_only=True) as db:
+        rows = db.execute(
+            "SELECT images.sha256, content FROM images"
+            f" JOIN read_blob('{target}/images/*/*') ON ends_with(filename, path) WHERE state = 'stored'"
+        ).fetchall()
+    assert len(rows) == len(rows_of(lake))
+    assert all(hashlib.sha256(content).hexdigest() == sha256 for sha256, content in rows)
+    assert forked(lake, "purge", str(min(key[0] for key in rows_of(lake))), "--yes").code == ExitCode.OK
+    assert len(files_in(lake)) < second["images"]
+    assert files_in(target) == files_in(lake)
+    assert latest(open_store(url)).images is not None
 
 
-def test_check_published(history: History, lake: Path, url: str) -> None:
-    """The check compares the objects with what was published, and names what is missing or differs: exit code 9."""
-    store = open_store(url)
+def test_damage_on_the_target_is_named(pictured: PicturedLakes, url: str, tmp_path: Path) -> None:
+    """A check compares every object with what was published, and names what is missing or differs: exit code 9.
+
+    Nothing published is no damage. The hint is right: without the damaged objects, a publish makes the target whole.
+    """
+    lake, target = copy_lake(pictured.whole, tmp_path / "lake"), tmp_path / "target"
+    settings = {"SCANLAKE_PUBLISH_TO": url, "SCANLAKE_PUBLISH_DOCUMENTS": "true", "SCANLAKE_PUBLISH_IMAGES": "true"}
     assert "not published" in told(lake, "check", "--published", code=2)
-    assert "has no published lake" in told(lake, "check", "--published", code=2, SCANLAKE_PUBLISH_TO=url)
-    told(lake, "publish", "--to", url, SCANLAKE_PUBLISH_DOCUMENTS="true")
-    [line] = [line for line in told(lake, "check", "--published").splitlines() if url in line]
-    assert line.endswith(f" {len(list(store.list('documents'))) + 1} objects compared")
-    path, other = sorted(item.path for item in store.list("documents"))[:2]
-    for name in (path, other):
-        content = store.read(name)
-        store.delete([name])
-        assert _compare(lake, store) == [f"{name}: missing"]
-        if name == path:
-            store.create(name, content[:-1])
-            assert _compare(lake, store) == [f"{name}: {len(content) - 1:,} bytes instead of {len(content):,}"]
-            store.delete([name])
-        store.create(name, content[:-1] + b"x")
-        assert _compare(lake, store) == []
-        assert _compare(lake, store, read_data=True) == [f"{name}: sha256 differs"]
-        store.delete([name])
-        store.create(name, content)
-    history.sync({1: 2})
-    told(lake, "publish", "--to", url, SCANLAKE_PUBLISH_DOCUMENTS="true")
-    for name in (path, "catalog.duckdb"):
-        store.delete([name])
-        assert f"{name}: missing" in _compare(lake, store)
-        told(lake, "publish", "--to", url, SCANLAKE_PUBLISH_DOCUMENTS="true")
-        assert _compare(lake, store, read_data=True) == [], "the hint is to publish again"
-    head = store.head("catalog.duckdb")
-    assert head is not None
-    store.swap("catalog.duckdb", b"other", head.version)
-    answer = called(lake, "check", "--published", "--json")
-    expected = ["catalog.duckdb: not what was published (sha256 differs)"]
-    assert (answer.code, printed_lines(answer.json, "target")) == (ExitCode.DAMAGE, expected)
-
-
-def _compare(lake: Path, store: ObjectStore, *, read_data: bool = False) -> list[str]:
-    """What a check of the target finds."""
-    return lines_of(check_published(LakeLayout(lake), store, read_data=read_data))
+    assert "has no published lake" in told(lake, "check", "--published", code=2, **settings)
+    [line] = printed_lines(called(lake, "check", "--json", **settings).json, "target", Severity.OK)
+    assert (line, target.exists()) == (f"{url}: nothing published yet", False)
+    for number in (901, 902):
+        with Lake(lake, doing="sync") as held:
+            commit(held, {number: 1})
+    told(lake, "publish", code=0, **settings)
+    documents, images = (sorted(path for path in target.glob(glob)) for glob in ("documents/*", "images/*/*"))
+    [line] = printed_lines(called(lake, "check", "--published", "--read-data", "--json").json, "target", Severity.OK)
+    assert line.endswith(f": {len(documents) + 1} objects, {len(images)} images compared")
+    plain, thorough = [], []
+    for missing, cut, changed in (documents[:3], images[:3]):
+        names, size = [str(path.relative_to(target)) for path in (missing, cut, changed)], cut.stat().st_size
+        plain += [f"{names[0]}: missing", f"{names[1]}: {size - 1:,} bytes instead of {size:,}"]
+        thorough.append(f"{names[2]}: sha256 differs")
+        missing.unlink()
+        for path, end in ((cut, b""), (changed, b"?")):
+            path.chmod(0o600)
+            path.write_bytes(path.read_bytes()[:-1] + end)
+    for options, expected in (((), plain), (("--read-data",), plain + thorough)):
+        answer = called(lake, "check", "--published", "--json", *options)
+        assert (answer.code, sorted(printed_lines(answer.json, "target"))) == (ExitCode.DAMAGE, sorted(expected))
+    for path in (*documents[1:3], *images[1:3]):
+        path.unlink()
+    told(lake, "publish", code=0, **settings)
+    told(lake, "check", "--published", "--read-data")
+    catalog, record = target / "catalog.duckdb", target / "latest.json"
+    for content, problem in ((b"other", "not what was published (sha256 differs)"), (None, "missing")):
+        catalog.unlink()
+        if content is not None:
+            catalog.write_bytes(content)
+        answer = called(lake, "check", "--published", "--json")
+        assert printed_lines(answer.json, "target") == [f"catalog.duckdb: {problem}"]
+    record.chmod(0o600)
+    record.write_text("[]")
+    answer = called(lake, "check", "--json", **settings)
+    assert (len(printed_lines(answer.json, "target")), answer.code) == (1, ExitCode.PUBLISH)

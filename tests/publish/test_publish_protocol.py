@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,11 +23,15 @@ from pipeline.errors import (
     SettingsError,
 )
 from pipeline.lake.lake import Lake
+from pipeline.publish.backup import upload_backup
 from pipeline.publish.cloud_store import CloudStore
 from pipeline.publish.mirror import MirrorOptions
 from pipeline.publish.store_records import encode_record
 from pipeline.publish.target_layout import CATALOG, LATEST, is_raw_path, to_target_path
+from tests.images.image_harness import files_in, rows_of
 from tests.lake.corruption import flip
+from tests.lake.operations import told
+from tests.lake_copies import copy_lake
 from tests.publish.lake_history import History
 from tests.publish.stopping_store import URL, PublisherStopped, StoppingStore, choose_stops
 from tests.publish.target_reading import attached, differing, latest, published
@@ -34,6 +39,10 @@ from tests.soaking import sample
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.images.image_harness import PicturedLakes
+
+_EVERYTHING = MirrorOptions(documents=True, images=True)
 
 
 def shown(store: CloudStore, folder: Path) -> list[tuple[Any, ...]]:
@@ -43,29 +52,32 @@ def shown(store: CloudStore, folder: Path) -> list[tuple[Any, ...]]:
         return sorted(db.execute(sql).fetchall(), key=str)
 
 
-def test_a_stop_at_any_write_heals(history: History, tmp_path: Path) -> None:
-    """Wherever a publish stops, a reader sees the former snapshot or the new one, and a second try completes it."""
-    lake, base = history.root, StoppingStore()
-    published(lake, base)
+def test_a_stop_at_any_write_heals(pictured: PicturedLakes, tmp_path: Path) -> None:
+    """Wherever a publish stops, a reader sees the former snapshot or the new one, and a second try completes it.
+
+    It has every image then, and none of a purged file.
+    """
+    lake, base = copy_lake(pictured.whole, tmp_path / "lake"), StoppingStore()
+    published(copy_lake(pictured.half, tmp_path / "half"), base, _EVERYTHING)
     former = shown(base, tmp_path / "former")
-    history.sync({1: 3, 60: 1})
-    history.purge(777_123)
+    told(lake, "purge", str(min(key[0] for key in rows_of(pictured.half))), "--yes")
     whole = base.fork()
-    published(lake, whole)
+    published(lake, whole, _EVERYTHING)
     new = shown(whole, tmp_path / "new")
     assert former != new
     objects = {item.path for item in whole.list()}
+    assert {path for path in objects if path.startswith("images/")} == files_in(lake).keys()
     assert {item.path for item in base.list()} - objects, "the purge deletes some"
-    seen = set()
-    for place, number in enumerate(choose_stops(whole, LATEST)):
-        stopped = base.fork(stop_at=number, after=place % 2 == 1)
+    seen, image = set(), next(number for number, path in enumerate(whole.written, 1) if path in files_in(lake))
+    for place, number in enumerate([image, *choose_stops(whole, LATEST)]):
+        stopped = base.fork(stop_at=number, after=place % 2 == 0)
         with pytest.raises(PublisherStopped):
-            published(lake, stopped)
+            published(lake, stopped, _EVERYTHING)
         store = stopped.fork()
         rows = shown(store, tmp_path / f"copy{number}")
         assert rows in (former, new)
         seen.add(rows == new)
-        published(lake, store)
+        published(lake, store, _EVERYTHING)
         assert {item.path for item in store.list()} == objects
         assert shown(store, tmp_path / f"copy{number}") == new
     assert seen == {False, True}
@@ -73,7 +85,10 @@ def test_a_stop_at_any_write_heals(history: History, tmp_path: Path) -> None:
 
 
 def test_a_first_publish_that_stopped_is_completed(history: History, tmp_path: Path) -> None:
-    """Before the first latest.json a target has no record; what a stop left is used, not uploaded again."""
+    """Before the first latest.json a target has no record; what a stop left is used, not uploaded again.
+
+    A target that is current is listed once; its images, of which there are none, only with the option.
+    """
     store = StoppingStore()
     for number in (14, 12, 13):  # the probe takes ten
         store = store.fork(stop_at=number)
@@ -85,7 +100,10 @@ def test_a_first_publish_that_stopped_is_completed(history: History, tmp_path: P
     assert there > 2
     assert result.uploaded == len(list(store.list("documents"))) - there + 1
     assert differing(history.root, store, tmp_path / "copy") == []
+    store.listed.clear()
     assert not published(history.root, store).changed
+    assert not published(history.root, store, _EVERYTHING).changed
+    assert store.listed == ["", "", "images"]
 
 
 def test_of_two_publishers_one_is_refused(history: History, tmp_path: Path) -> None:
@@ -95,11 +113,11 @@ def test_of_two_publishers_one_is_refused(history: History, tmp_path: Path) -> N
     other = History(shutil.copytree(history.root, tmp_path / "backup"), 100)
     history.sync({1: 3})
     other.sync({2: 3})
-    for moment in sample(("head", "read_versioned", "list", "create", "swap"), 2):
-        with pytest.MonkeyPatch.context() as patch:
-            store = base.fork()
-            fast = StoppingStore(store.backend)
-            ((loser, code),) = publish_both(moment, (history.root, store), (other.root, fast), patch)
+    # The second swap is that of latest.json.
+    for moment, call in sample([("head", 1), ("read_versioned", 1), ("list", 1), ("create", 1), ("swap", 2)], 2):
+        store = base.fork()
+        fast = StoppingStore(store.backend)
+        ((loser, code),) = publish_both(moment, call, (history.root, store), (other.root, fast))
         # Who reads the record of the other is told that its snapshot is another; the others meet a condition.
         assert code == (ExitCode.PUBLISH if moment in {"head", "read_versioned"} else ExitCode.LOCKED), moment
         winner = other.root if loser == history.root else history.root
@@ -107,10 +125,10 @@ def test_of_two_publishers_one_is_refused(history: History, tmp_path: Path) -> N
 
 
 def publish_both(
-    moment: str, slow: tuple[Path, CloudStore], fast: tuple[Path, CloudStore], patch: pytest.MonkeyPatch
+    moment: str, call: int, slow: tuple[Path, CloudStore], fast: tuple[Path, CloudStore]
 ) -> list[tuple[Path, ExitCode]]:
-    """Publish the slow lake, and at a moment of it the fast one. Return who was refused, with the exit code."""
-    original, moments, refused = getattr(slow[1], moment), [moment], []
+    """Publish the slow lake, and at a call of it the fast one. Return who was refused, with the exit code."""
+    original, calls, refused = getattr(slow[1], moment), count(1), []
 
     def publish_or_note(root: Path, target: CloudStore) -> None:
         try:
@@ -119,57 +137,34 @@ def publish_both(
             refused.append((root, error.exit_code))
 
     def interrupted(*arguments: Any, **named: Any) -> Any:
-        if moments:
-            moments.clear()
+        if next(calls) == call:
             publish_or_note(*fast)
         return original(*arguments, **named)
 
-    patch.setattr(slow[1], moment, interrupted)
+    setattr(slow[1], moment, interrupted)
     publish_or_note(*slow)
     return refused
 
 
-def test_a_record_is_not_written_over_a_newer_one(history: History, tmp_path: Path) -> None:
-    """A publisher is refused whose catalog another one replaced before latest.json: both show one snapshot."""
-    lake, store = history.root, StoppingStore()
-    published(lake, store)
-    other, fast, swap = shutil.copytree(lake, tmp_path / "backup"), StoppingStore(store.backend), store.swap
-    number = history.sync({1: 3})
-
-    def swap_and_be_late(path: str, *arguments: Any, **named: Any) -> str:
-        version = swap(path, *arguments, **named)
-        if path == CATALOG:
-            fast.swap(CATALOG, other / CATALOG, version)
-            record = latest(fast)
-            found = fast.read_versioned(LATEST)
-            assert found is not None
-            fast.swap(LATEST, encode_record(record), found[1])
-        return version
-
-    store.swap = swap_and_be_late  # type: ignore[method-assign]
-    with pytest.raises(PublishConflictError):
-        published(lake, store)
-    assert latest(fast).catalog.snapshot == number - 1
-    assert differing(other, fast, tmp_path / "copy") == []
-
-
-def test_records_of_others_are_refused(history: History, tmp_path: Path) -> None:
-    """A target that shows another lake, that a newer scanlake wrote, or that has another latest.json is not touched."""
-    store, other = StoppingStore(), History(tmp_path / "other")
-    other.sync({1: 1})
+def test_records_of_others_are_refused(history: History) -> None:
+    """A target whose record is of another lake, of another life of it, of a newer scanlake or none is not touched."""
+    store = StoppingStore()
     published(history.root, store)
-    before = store.writes
-    with pytest.raises(SettingsError, match="has the mirror of another lake"):
-        published(other.root, store)
-    found = store.read_versioned(LATEST)
-    assert found is not None
-    version = store.swap(LATEST, encode_record(replace(latest(store), format=99)), found[1])
-    with pytest.raises(SettingsError, match="newer scanlake"):
-        published(history.root, store)
-    store.swap(LATEST, b"[]", version)
-    with pytest.raises(PublishError, match="not a record of scanlake"):
-        published(history.root, store)
-    assert store.writes == before + 2
+    record = latest(store)
+    for content, problem in (
+        (encode_record(replace(record, lake_id="f" * 32)), "has the mirror of another lake"),
+        (encode_record(replace(record, catalog=replace(record.catalog, run_id="x"))), "a snapshot of another run"),
+        (encode_record(replace(record, format=99)), "newer scanlake"),
+        (b"[]", "not a record of scanlake"),
+        (b"{", "it is no JSON"),
+    ):
+        found = store.read_versioned(LATEST)
+        assert found is not None
+        store.swap(LATEST, content, found[1])
+        store.written.clear()
+        with pytest.raises((SettingsError, PublishError, ForeignObjectError, LakeCorruptedError), match=problem):
+            published(history.root, store)
+        assert store.written == []
 
 
 def test_other_contents_under_the_name_of_a_part_are_refused(history: History) -> None:
@@ -184,13 +179,11 @@ def test_other_contents_under_the_name_of_a_part_are_refused(history: History) -
         published(lake, store)
     assert refused.value.exit_code == ExitCode.PUBLISH
     store.delete([path])
-    listed = store.list
-    # Another publisher creates it after the list.
-    store.list = lambda *_: iter([])  # type: ignore[method-assign]
     store.create(path, part, sha256="0" * 64)
-    with pytest.raises(ForeignObjectError, match="has other contents"):
-        published(lake, store)
-    store.list = listed  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "list", lambda *_: iter([]))  # another publisher creates it after the list
+        with pytest.raises(ForeignObjectError, match="has other contents"):
+            published(lake, store)
     store.delete([path])
     published(lake, store)
 
@@ -233,12 +226,14 @@ def test_what_is_damaged_is_not_published(history: History) -> None:
 
 
 def test_a_store_without_conditions_is_refused(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that lets two publishers overwrite each other gets nothing."""
+    """A store that lets two publishers overwrite each other gets nothing, neither a mirror nor a backup."""
     store = CloudStore(URL, MemoryStore())
     put = store._put
     monkeypatch.setattr(store, "_put", lambda *names, **others: put(*names, **{**others, "mode": "overwrite"}))
     with pytest.raises(PublishError, match="ignores conditions"):
         published(history.root, store)
+    with Lake(history.root, doing="backup") as held, pytest.raises(PublishError, match="ignores conditions"):
+        upload_backup(held, store, at=1)
     assert list(store.list()) == []
 
 
@@ -246,10 +241,10 @@ def test_retention_on_the_target(history: History, tmp_path: Path, monkeypatch: 
     """Documents that the lake no longer has go with the next publish, orphans too; objects of others stay."""
     lake, store = history.root, StoppingStore()
     orphan = f"documents/000000000001-aaaaaa-{sha256(b'orphan').hexdigest()[:12]}.parquet"
-    others = [
+    others = {
         *("documents/of-another-program.parquet", "documents/000000000001-aaaaaa-0123456789ab.parquet"),
         *("probe/of-another-program", f"images/ab/{'c' * 62}.jpg", "tables/files/data/of-another-program.parquet"),
-    ]
+    }
     listed = store.list
 
     def aged(prefix: str = "") -> Any:
@@ -265,11 +260,11 @@ def test_retention_on_the_target(history: History, tmp_path: Path, monkeypatch: 
     history.purge(777_123)
     assert published(lake, store).deleted > 1
     names = {item.path for item in store.list()}
-    assert names.issuperset(others)
+    assert names >= others
     assert orphan not in names
     assert before - names, "the documents of a purged file"
     with Lake(lake, doing="look") as held:
         own = {to_target_path(part.name, part.sha256) for part in held.ledger.parts() if part.table_name == "documents"}
-    assert {path for path in names if is_raw_path(path)} - {*others} == own
+    assert {path for path in names if is_raw_path(path)} - others == own
     assert differing(lake, store, tmp_path / "copy") == []
     assert published(lake, store, MirrorOptions()).deleted == len(own), "published without documents"
