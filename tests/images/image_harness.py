@@ -187,3 +187,9 @@ def wanted(truth: Mapping[Key, Row]) -> set[Key]:
 def stored(lake: Path) -> set[Key]:
     """The pictures that the lake has."""
     return {key for key, row in rows_of(lake).items() if row["state"] == "stored"}
+
+
+def require_whole(lake: Path, truth: Mapping[Key, Row]) -> None:
+    """Require every picture of the truth in the lake, and nothing else, byte for byte."""
+    assert disagreements(lake, truth) == []
+    assert stored(lake) == set(truth)

@@ -1,25 +1,33 @@
-"""The folder of exported images: killed and simultaneous exports, files of others, links, and hostile names."""
+"""Folders of images to hand over: names, checksums, what is not there, and what belongs to others."""
 
 from __future__ import annotations
 
+import csv
+import subprocess
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 import pytest
 
 from pipeline.atomic_files import lock_file
-from pipeline.errors import LakeLockedError, SettingsError, StorageError
+from pipeline.errors import ExitCode, LakeLockedError, SettingsError, StorageError
 from pipeline.images import image_export
-from pipeline.images.image_export import MARKER, export_images, select_images
+from pipeline.images.image_export import MARKER, choose_name, export_images, select_images
 from pipeline.lake.handover import MANIFEST, SUMS, ExportedImages
 from pipeline.lake.layout import LakeLayout
+from tests.images.image_harness import rows_of
+from tests.lake.operations import called
+from tests.lake_copies import copy_lake
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-OWN = {MANIFEST, MARKER, SUMS}
+    from tests.images.image_harness import PicturedLakes
+
+OWN: Final = {MANIFEST, MARKER, SUMS}
 
 
 def picture(lake: Path, number: int, **values: Any) -> dict[str, Any]:
@@ -37,8 +45,7 @@ def picture(lake: Path, number: int, **values: Any) -> dict[str, Any]:
 
 def export(lake: Path, rows: Sequence[dict[str, Any]]) -> ExportedImages:
     """Export pictures to the folder `out` beside the lake."""
-    rows = [dict(row) for row in rows]
-    return export_images(LakeLayout(lake), rows, lake.parent / "out")
+    return export_images(LakeLayout(lake), [dict(row) for row in rows], lake.parent / "out")
 
 
 def list_files(folder: Path) -> set[str]:
@@ -108,10 +115,9 @@ def test_copies_share_nothing_with_the_lake(tmp_path: Path) -> None:
 
     A picture that was changed in the folder is exported again.
     """
-    lake, out = tmp_path / "lake", tmp_path / "out"
+    lake, target = tmp_path / "lake", tmp_path / "out" / "SC-0" / "snap-1.jpg"
     rows = [picture(lake, 0)]
     export(lake, rows)
-    target = out / "SC-0" / "snap-1.jpg"
     made = target.stat()
     assert not target.samefile(lake / rows[0]["path"])
     export(lake, rows)
@@ -134,9 +140,8 @@ def test_equal_and_empty_names_are_different_files(tmp_path: Path) -> None:
     types = (None, "1.JPG", "1.jpg")
     rows = [picture(lake, number, reference="R", upload_type=kind) for number, kind in enumerate(types)]
     for selected in (rows, rows[::-1]):
-        assert export(lake, selected).exported == 3
+        assert export(lake, selected).exported == len(list_files(out)) == 3
         assert list_files(out) == list_sums(out)
-        assert len(list_files(out)) == 3
     for reference in ("manifest.csv", "SHA256SUMS", "sha256sums", "Manifest.CSV"):
         export(lake, [picture(lake, 0, reference=reference)])
         assert list_files(out) == list_sums(out) == {f"_{reference}/snap-1.jpg"}
@@ -144,21 +149,16 @@ def test_equal_and_empty_names_are_different_files(tmp_path: Path) -> None:
 
 def test_each_image_that_is_not_stored_has_a_reason() -> None:
     """An upload without a link differs from one whose image was never downloaded; a row keeps its own reason."""
+    columns = "reason, sha256, bytes, mime, width, height, taken_at, latitude, longitude, fetched_at, path".split(", ")
     with duckdb.connect() as lake:
-        lake.execute("CREATE TABLE files (file_id BIGINT, scan_code TEXT)")
-        lake.execute("INSERT INTO files VALUES (1, 'SC-1')")
+        lake.execute("CREATE TABLE files AS SELECT 1 AS file_id, 'SC-1' AS scan_code")
         lake.execute(
-            "CREATE TABLE uploads (file_id BIGINT, id BIGINT, upload_type TEXT, position INT, image_url TEXT,"
-            " image_thumb TEXT)"
+            "CREATE TABLE uploads AS SELECT 1 AS file_id, id, 'a' AS upload_type, id AS position, image_url,"
+            " NULL AS image_thumb FROM (VALUES (1, 'link'), (2, NULL), (3, ''), (4, 'link')) AS given(id, image_url)"
         )
         lake.execute(
-            "INSERT INTO uploads VALUES (1, 1, 'a', 1, 'link', NULL), (1, 2, 'a', 2, NULL, 'link'),"
-            " (1, 3, 'a', 3, '', NULL), (1, 4, 'a', 4, 'link', NULL)"
-        )
-        lake.execute(
-            "CREATE TABLE images AS SELECT 1::BIGINT AS file_id, 4::BIGINT AS upload_id, 'image' AS kind,"
-            " 'refused' AS state, 'an HTML page' AS reason, NULL AS sha256, NULL AS bytes, NULL AS mime, NULL AS width,"
-            " NULL AS height, NULL AS taken_at, NULL AS latitude, NULL AS longitude, NULL AS fetched_at, NULL AS path"
+            "CREATE TABLE images AS SELECT 1 AS file_id, 4 AS upload_id, 'image' AS kind, 'refused' AS state,"
+            f" 'an HTML page' AS {', NULL AS '.join(columns)}"
         )
         rows = select_images(lake, None, thumbnails=False)
         assert [(row["state"], row["reason"]) for row in rows] == [
@@ -167,3 +167,67 @@ def test_each_image_that_is_not_stored_has_a_reason() -> None:
             ("unlinked", "the upload has no link"),
             ("refused", "an HTML page"),
         ]
+
+
+def check_sums(folder: Path) -> None:
+    """Check a folder as who receives it does."""
+    done = subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=folder, capture_output=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
+def test_a_folder_has_every_selected_image_or_the_reason(pictured: PicturedLakes, tmp_path: Path) -> None:
+    """The checksums are right, the manifest names every image, and a later export replaces the folder.
+
+    A damaged image is named instead of exported.
+    """
+    lake, folder = copy_lake(pictured.half, tmp_path / "lake"), tmp_path / "handed over"
+    answer = called(lake, "images", "export", "--json", "--out", str(folder))
+    assert answer.code == ExitCode.REJECTS
+    rows = list(csv.DictReader((folder / MANIFEST).read_text(encoding="utf-8").splitlines()))
+    assert len(rows) == len([key for key in pictured.truth if key[2] == "image"])
+    assert {row["state"] for row in rows} == {"stored", "missing"}
+    assert all(bool(row["name"]) is (row["state"] == "stored") is not bool(row["reason"]) for row in rows)
+    assert list_files(folder) == {row["name"] for row in rows if row["name"]}
+    assert answer.json["exported"] == len(list_files(folder))
+    check_sums(folder)
+    victim = min(rows_of(lake).values(), key=lambda row: row["file_id"])
+    where = ("--where", f"files.file_id = {victim['file_id']}")
+    smaller = called(lake, "images", "export", "--json", "--out", str(folder), *where)
+    assert 0 < smaller.json["exported"] == len(list_files(folder)) < answer.json["exported"]
+    check_sums(folder)
+    (lake / victim["path"]).chmod(0o644)
+    (lake / victim["path"]).write_bytes(b"x" * victim["bytes"])
+    named = sum(row["path"] == victim["path"] for row in rows_of(lake).values() if row["file_id"] == victim["file_id"])
+    answer = called(lake, "images", "export", "--json", "--out", str(folder), *where)
+    assert (answer.code, answer.json["missing"]) == (ExitCode.REJECTS, {"damaged": named})
+    check_sums(folder)
+
+
+def test_a_folder_of_others_is_refused(pictured: PicturedLakes, lake: Path, tmp_path: Path) -> None:
+    """Other files stop the export, a lake is no target, and a lake without images has none to export."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").write_text("mine")
+    for of, folder in ((pictured.bare, tmp_path / "early"), (lake, tmp_path / "other"), (lake, lake / "out")):
+        answer = called(of, "images", "export", "--out", str(folder))
+        assert (answer.code, "no images" in answer.err) == (ExitCode.USAGE, of == pictured.bare)
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["mine.txt"]
+
+
+@every(
+    ("reference", "expected"),
+    [
+        ("SC-1", "SC-1"),
+        ("../../etc/passwd", "____etc_passwd"),
+        ("con", "_con"),
+        ("a\nb\\c", "a_b_c"),
+        ("...", "_"),
+        (None, "7"),
+        ("\u0416" * 200, "\u0416" * 75),
+    ],
+)
+def test_names_are_safe_everywhere_and_unique(reference: str | None, expected: str) -> None:
+    """No name leaves the folder or is a device of Windows; equal names are numbered, in any case of letters."""
+    used: set[str] = set()
+    row = {"reference": reference, "upload_type": "snap", "position": 1, "file_id": 7, "upload_id": 8, "kind": "image"}
+    chosen = [choose_name(row | {"upload_type": text}, ".jpg", used) for text in ("snap", "SNAP")]
+    assert [name.lower() for name in chosen] == [f"{expected}/snap-1{end}.jpg".lower() for end in ("", "-2")]

@@ -21,6 +21,7 @@ from tests.images.image_harness import (
     limited,
     published_rows,
     recorded_rows,
+    require_whole,
     rows_of,
     scene,
     states_of,
@@ -42,10 +43,12 @@ _KILLS: Final = 6 if SOAKING else 2
 
 
 def test_rows_files_and_the_truth_agree_byte_for_byte(pictured: PicturedLakes, lake: Path) -> None:
-    """Every picture is stored once under its hash, with its size, time and position; a second run asks nobody."""
+    """Every picture is stored once under its hash, with its size, time and position; a second run asks nobody.
+
+    Nor does a run after the ledger was lost: the rows come back from the catalog.
+    """
     truth, rows, files = pictured.truth, rows_of(lake), files_in(lake)
-    assert disagreements(lake, truth) == []
-    assert stored(lake) == set(truth)
+    require_whole(lake, truth)
     assert len(files) == len({row["sha256"] for row in truth.values()}) < len(truth)
     before = stored(pictured.half)
     new_files = len(files) - len(files_in(pictured.half))
@@ -55,10 +58,14 @@ def test_rows_files_and_the_truth_agree_byte_for_byte(pictured: PicturedLakes, l
         assert [row[name] for name in ("width", "height")] == [expected[name] for name in ("width", "height")]
         assert (row["taken_at"] is None) == (expected["taken_at"] is None)
         assert (row["latitude"], row["longitude"]) == (expected["latitude"], expected["longitude"])
-    again = called(lake, "images", "--thumbnails", "--json", **pictured.service)
-    assert (again.code, again.json["stored"], again.json["stored_before"]) == (ExitCode.OK, 0, len(truth))
-    assert again.json["requests"] == {}
-    assert rows_of(lake) == rows
+    recorded = recorded_rows(lake)
+    for is_lost in (False, True):
+        for path in lake.glob("ledger.sqlite*") if is_lost else ():
+            path.unlink()
+        again = called(lake, "images", "--thumbnails", "--json", **pictured.service).json
+        assert (again["stored"], again["stored_before"], again["requests"]) == (0, len(truth), {})
+        assert recorded_rows(lake) == recorded
+    require_whole(lake, truth)
 
 
 async def test_what_is_no_picture_is_named_and_asked_for_again_only_on_request(tmp_path: Path) -> None:
@@ -84,8 +91,7 @@ async def test_what_is_no_picture_is_named_and_asked_for_again_only_on_request(t
         assert here.calls() == calls
         here.host.set_options(removed_ratio=0.0, html_ratio=0.0, huge_ratio=0.0, broken_ratio=0.0)
         assert (await here.fetch("--retry", **limit)).code == ExitCode.OK
-        assert stored(here.lake) == set(here.truth())
-        assert disagreements(here.lake, here.truth()) == []
+        require_whole(here.lake, here.truth())
         assert published_rows(here.lake) == recorded_rows(here.lake), "later rows for earlier ones"
 
 
@@ -100,8 +106,7 @@ def test_a_selection_is_a_condition_on_uploads_and_files(pictured: PicturedLakes
     plan = called(lake, "images", *where, "--dry-run", "--json", **pictured.service)
     assert plan.json["to_fetch"] == plan.json["selected"] == len(even) > 0
     wrong = called(lake, "images", "--where", "nothing = 1", **pictured.service)
-    assert wrong.code == ExitCode.USAGE
-    assert len(errors_of(wrong)) == 1
+    assert (wrong.code, len(errors_of(wrong))) == (ExitCode.USAGE, 1)
     assert not (lake / "images").exists()
     assert rows_of(lake) == {}
     assert stored(pictured.half) == even
@@ -109,28 +114,30 @@ def test_a_selection_is_a_condition_on_uploads_and_files(pictured: PicturedLakes
 
 async def test_an_expired_link_is_renewed_by_one_call_for_its_file(tmp_path: Path) -> None:
     """Links that expired since the sync cost one detail call per file, and nothing is lost."""
-    async with scene(tmp_path, 8, link_seconds=600) as here:
+    async with scene(tmp_path, 4, link_seconds=600) as here:
         here.emulator.world.clock.advance(1_800)
         before = here.calls()[1]
         answer = await here.fetch()
-        truth = here.truth()
         assert (answer.code, errors_of(answer)) == (ExitCode.OK, [])
-        assert stored(here.lake) == set(truth)
-        assert disagreements(here.lake, truth) == []
-        assert here.calls()[1] - before == len({file_id for file_id, _, _ in truth})
+        require_whole(here.lake, here.truth())
+        assert here.calls()[1] - before == len({file_id for file_id, _, _ in here.truth()})
 
 
 async def test_a_host_that_is_down_is_one_line_and_the_next_run_goes_on(tmp_path: Path) -> None:
     """An image host without answers ends the run with exit code 1; no picture is called failed because of it.
 
-    A run whose only image gets an error calls the image failed, in the first run and in the next.
+    It fails no sync with images_after_sync; the next one stores the pictures. A run whose only image gets an error
+    calls the image failed, in the first run and in the next.
     """
-    async with scene(tmp_path, 20) as here:
+    once, after_sync = set_run_constants(max_attempts=1), {"SCANLAKE_IMAGES_AFTER_SYNC": "true"}
+    async with scene(tmp_path, 4) as here:
         here.host.set_faults(probabilities={"refuse": 1.0})
-        answer = await here.fetch(**set_run_constants(max_attempts=1))
-        assert answer.code == ExitCode.FAILED
-        assert len(errors_of(answer)) == 1
+        answer = await here.fetch(**once)
+        assert (answer.code, len(errors_of(answer))) == (ExitCode.FAILED, 1)
         assert "image host is down" in errors_of(answer)[0]
+        answer = await here.run("sync", "--json", **once, **after_sync)
+        assert (answer.code, answer.json["images"]["exit_code"]) == (ExitCode.OK, ExitCode.FAILED)
+        assert "image host is down" in answer.json["images"]["problem"]
         assert states_of(here.lake) == {}
         one = ("--where", f"upload_id = {min(here.truth())[1]}")
         for kind in ("500", "cut-length"):
@@ -139,8 +146,8 @@ async def test_a_host_that_is_down_is_one_line_and_the_next_run_goes_on(tmp_path
             assert (answer.code, errors_of(answer)) == (ExitCode.REJECTS, []), kind
             assert states_of(here.lake) == {"failed": 1}
         here.host.set_faults(probabilities={})
-        assert (await here.fetch()).code == ExitCode.OK
-        assert stored(here.lake) == set(here.truth())
+        assert (await here.run("sync", "--json", **after_sync)).json["images"] == {"exit_code": 0, "problem": None}
+        require_whole(here.lake, here.truth())
 
 
 async def test_a_host_that_recovers_too_late_does_not_hide_what_is_left(tmp_path: Path) -> None:
@@ -155,15 +162,11 @@ async def test_a_host_that_recovers_too_late_does_not_hide_what_is_left(tmp_path
 
 async def test_a_disk_that_takes_no_more_is_one_line(tmp_path: Path) -> None:
     """Downloads that cannot be written, and a limit that is reached, are exit code 7 and one line; then runs go on."""
-    async with scene(tmp_path, 12, size_bytes=600_000) as here:
+    async with scene(tmp_path, 4, size_bytes=600_000) as here:
         service = {"SCANLAKE_BASE_URL": here.emulator.base_url, "SCANLAKE_TOKEN": here.emulator.token}
-        answer = await asyncio.to_thread(
-            run_command,
-            ("images", "--lake", str(here.lake), "--json"),
-            cwd=tmp_path,
-            env={**os.environ, **service},
-            limits={"RLIMIT_FSIZE": 500_000},
-        )
+        arguments, limits = ("images", "--lake", str(here.lake), "--json"), {"RLIMIT_FSIZE": 500_000}
+        env = {**os.environ, **service}
+        answer = await asyncio.to_thread(run_command, arguments, cwd=tmp_path, env=env, limits=limits)
         assert answer.code == ExitCode.STORAGE
         assert b"never retrieved" not in answer.err
         assert len([line for line in answer.err.splitlines() if line.startswith(b"scanlake: ")]) == 1
@@ -177,8 +180,7 @@ async def test_a_disk_that_takes_no_more_is_one_line(tmp_path: Path) -> None:
             assert line in errors_of(stopped)[0]
         assert disagreements(here.lake, here.truth()) == []
         assert (await here.fetch()).code == ExitCode.OK
-        assert disagreements(here.lake, here.truth()) == []
-        assert stored(here.lake) == set(here.truth())
+        require_whole(here.lake, here.truth())
 
 
 def workers_of(lake: Path) -> list[Path]:
@@ -204,7 +206,7 @@ async def test_kills_repeat_only_the_downloads_in_flight(tmp_path: Path) -> None
 
     The workers of a run end with it.
     """
-    async with scene(tmp_path, 70 if SOAKING else 30, size_bytes=60_000) as here:
+    async with scene(tmp_path, 70 if SOAKING else 20, size_bytes=60_000) as here:
         truth = here.truth()
         for number in range(1, _KILLS + 1):
             process = await started(here.emulator, here.lake, "images", **limited(_CONCURRENCY))
@@ -214,17 +216,15 @@ async def test_kills_repeat_only_the_downloads_in_flight(tmp_path: Path) -> None
                 process.send_signal(signal.SIGKILL)
             await ended(process)
             await until(lambda: not workers_of(here.lake))
-        answer = await here.fetch()
-        assert answer.code == ExitCode.OK
-        assert disagreements(here.lake, truth) == []
-        assert stored(here.lake) == set(truth)
+        assert (await here.fetch()).code == ExitCode.OK
+        require_whole(here.lake, truth)
         assert here.host.fetches.total() - len(here.host.fetches) <= _KILLS * _CONCURRENCY
         assert not any(name.endswith(".tmp") for name in files_in(here.lake))
 
 
 async def test_a_request_to_stop_commits_what_is_complete(tmp_path: Path) -> None:
     """SIGTERM ends the run with exit code 130, and a time limit with 0; neither loses a download or leaves a worker."""
-    async with scene(tmp_path, 30, slow_ratio=1.0, slow_seconds=0.2) as here:
+    async with scene(tmp_path, 20, slow_ratio=1.0, slow_seconds=0.2) as here:
         process = await started(here.emulator, here.lake, "images", **limited(_CONCURRENCY))
         await until(lambda: here.host.fetches and workers_of(here.lake))
         process.send_signal(signal.SIGTERM)
@@ -239,8 +239,7 @@ async def test_a_request_to_stop_commits_what_is_complete(tmp_path: Path) -> Non
         assert workers_of(here.lake) == []
         here.host.set_options(slow_ratio=0.0)
         assert (await here.fetch()).code == ExitCode.OK
-        assert stored(here.lake) == set(here.truth())
-        assert disagreements(here.lake, here.truth()) == []
+        require_whole(here.lake, here.truth())
         assert here.host.fetches.total() - len(here.host.fetches) <= 2 * _CONCURRENCY
 
 
@@ -251,23 +250,8 @@ async def test_without_pillow_pictures_are_stored_and_the_summary_says_so(tmp_pa
     (blocker / "PIL" / "__init__.py").write_text("raise ImportError")
     async with scene(tmp_path, 3) as here:
         variables = {"SCANLAKE_LAKE": str(here.lake), "PYTHONPATH": f"{blocker}:{ROOT}"}
-        process = await executed(here.emulator, "images", **variables)
-        code, out, err = await ended(process)
+        code, out, err = await ended(await executed(here.emulator, "images", **variables))
         assert code == ExitCode.OK, err
         assert "pip install pillow" in out
         assert {(row["state"], row["width"]) for row in rows_of(here.lake).values()} == {("stored", None)}
         assert disagreements(here.lake, here.truth()) == []
-
-
-async def test_a_sync_fetches_images_if_the_settings_say_so(tmp_path: Path) -> None:
-    """images_after_sync stores the pictures after the sync; an image host that is down fails no sync."""
-    async with scene(tmp_path, 4) as here:
-        here.host.set_faults(probabilities={"refuse": 1.0})
-        environment = {"SCANLAKE_IMAGES_AFTER_SYNC": "true", **set_run_constants(max_attempts=1)}
-        failed = await here.run("sync", "--json", **environment)
-        assert failed.code == ExitCode.OK
-        assert failed.json["images"]["exit_code"] == ExitCode.FAILED
-        assert "image host is down" in failed.json["images"]["problem"]
-        here.host.set_faults(probabilities={})
-        assert (await here.run("sync", "--json", **environment)).json["images"] == {"exit_code": 0, "problem": None}
-        assert stored(here.lake) == set(here.truth())

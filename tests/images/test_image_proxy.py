@@ -6,18 +6,19 @@ import socket
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
+import duckdb
 import pytest
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.image_client import ImageClient
-from pipeline.client.image_downloads import RefusedImage
+from pipeline.client.image_downloads import DownloadedImage, RefusedImage
 from pipeline.client.options import ClientOptions
 from pipeline.client.retry import TimeSource
 from pipeline.emulator import Emulator, ImageOptions
 from pipeline.errors import ExitCode
 from pipeline.lake.image_store import IncomingFile
 from tests.client.test_proxy import CERTIFICATES, encrypted, proxied
-from tests.images.image_harness import Scene, disagreements, stored
+from tests.images.image_harness import Scene, require_whole
 from tests.processes import ended, executed
 from tests.sync.sync_harness import SEED, synced
 
@@ -26,42 +27,40 @@ if TYPE_CHECKING:
 
 
 async def test_images_come_through_the_proxy_without_the_token(tmp_path: Path) -> None:
-    """Over https every connection to service and image host uses the proxy; the images are whole."""
-    async with Emulator(8, seed=SEED, images=ImageOptions()) as emulator, proxied() as proxy:
-        images, service = emulator.images, urlsplit(emulator.base_url).port
-        assert images is not None
-        assert service is not None
-        host = urlsplit(images.url).port
-        assert host is not None
-        async with encrypted(service) as service_port, encrypted(host) as image_port:
-            emulator.documents.set_image_host(f"https://localhost:{image_port}", images.sign)
-            here = Scene(emulator, tmp_path / "lake")
-            environment = {
-                "SCANLAKE_LAKE": str(here.lake),
-                "SCANLAKE_BASE_URL": f"https://localhost:{service_port}",
-                "SCANLAKE_PROXY": proxy.address,
-                "SSL_CERT_FILE": str(CERTIFICATES / "ca.pem"),
-            }
-            for command in ("sync", "images"):
-                proxy.asked.clear()
-                code, _, err = await ended(await executed(emulator, command, **environment))
-                assert code == ExitCode.OK, err
-        assert set(proxy.asked) == {f"CONNECT localhost:{image_port} HTTP/1.1"}
-        assert stored(here.lake) == set(here.truth())
-        assert disagreements(here.lake, here.truth()) == []
-        assert images.leaks == []
+    """Over https every connection to the image host uses the proxy; the images are whole.
+
+    Neither the service nor an image host on this machine is asked by the proxy over plain http.
+    """
+    async with Emulator(4, seed=SEED, images=ImageOptions()) as emulator, proxied() as proxy:
+        here = Scene(emulator, tmp_path / "lake")
+        plain = urlsplit(here.host.url)
+        assert plain.port is not None
+        async with encrypted(plain.port) as port:
+            emulator.documents.set_image_host(f"https://localhost:{port}", here.host.sign)
+            await synced(emulator, here.lake)
+            trust = {"SSL_CERT_FILE": str(CERTIFICATES / "ca.pem"), "SCANLAKE_LAKE": str(here.lake)}
+            process = await executed(emulator, "images", SCANLAKE_PROXY=proxy.address, **trust)
+            code, _, err = await ended(process)
+            assert code == ExitCode.OK, err
+        assert set(proxy.asked) == {f"CONNECT localhost:{port} HTTP/1.1"}
+        require_whole(here.lake, here.truth())
+        assert here.host.leaks == []
         for spelled in (emulator.token, quote(emulator.token, safe="")):
             assert spelled.encode() not in proxy.seen
-
-
-async def test_images_on_this_machine_do_not_use_the_proxy(tmp_path: Path) -> None:
-    """A plain link to this machine is requested directly."""
-    async with Emulator(3, seed=SEED, images=ImageOptions()) as emulator, proxied() as proxy:
-        here = Scene(emulator, tmp_path / "lake")
-        await synced(emulator, here.lake)
-        assert (await here.fetch(SCANLAKE_PROXY=proxy.address)).code == ExitCode.OK
-        assert stored(here.lake) == set(here.truth())
+        proxy.asked.clear()
+        options = ClientOptions(max_attempts=1, proxy=proxy.address)
+        async with ImageClient(emulator.base_url, emulator.token, options=options, time_source=TimeSource()) as asking:
+            link = asking.check(rows_link(here).replace(f"https://localhost:{port}", here.host.url))
+            assert not isinstance(link, RefusedImage)
+            assert isinstance(await asking.download(link, IncomingFile(tmp_path)), DownloadedImage)
         assert proxy.asked == []
+
+
+def rows_link(here: Scene) -> str:
+    """Return the link of an image, as the lake has it."""
+    with duckdb.connect(str(here.lake / "catalog.duckdb"), read_only=True) as db:
+        ((link,),) = db.execute("SELECT image_url FROM uploads WHERE image_url LIKE 'https%' LIMIT 1").fetchall()
+    return str(link)
 
 
 async def test_a_proxy_is_no_way_to_private_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ pytest.importorskip("PIL", reason="the extra is not installed")
 
 from PIL import Image
 
+from pipeline.errors import StorageError
 from pipeline.images.storing_pool import StoringPool
 from pipeline.lake.image_records import ImageKey, ImageKind
 from pipeline.lake.image_store import CompleteDownload, ImageStore
@@ -128,4 +129,17 @@ def test_a_pool_without_workers_stores_in_this_process(tmp_path: Path, monkeypat
     with _pool(tmp_path, images=800) as (pool, layout):
         file = _download(layout, "1", _picture(1))
         assert _sizes(pool.store((file,))) == [41]
+    assert (tmp_path / file.name).read_bytes() == _picture(1)
+
+
+def test_a_worker_that_cannot_write_says_so(tmp_path: Path) -> None:
+    """An error of the disk in a worker is a `StorageError` of the run; later the same download is stored."""
+    with _pool(tmp_path, images=1) as (pool, layout):
+        file = _download(layout, "1", _picture(1))
+        folder = (layout.root / file.name).parent
+        folder.write_text("no folder")
+        with pytest.raises(StorageError, match=f"images/{folder.name}"):
+            pool.store((file,))
+        folder.unlink()
+        assert pool.store((file,)).new == {file.name}
     assert (tmp_path / file.name).read_bytes() == _picture(1)
