@@ -19,6 +19,7 @@ import tarfile
 import tempfile
 import time
 import venv
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,11 +34,11 @@ from pipeline.publish.iceberg_publish import publish_iceberg
 from schemas.tables import TABLES
 from tests.engines import ask, old_duckdb, ray_environment
 from tests.engines.ray_cluster import start_ray_cluster
-from tests.engines.spark_cluster import find_port, start_cluster
+from tests.engines.spark_cluster import start_cluster
 from tests.lake.lake_builder import AT
-from tests.publish.conftest import MOTO_SERVER, S3Server
 from tests.publish.iceberg_reading import NAMES
 from tests.publish.lake_history import LAKE_ID, live_history
+from tests.publish.s3_server import start_moto
 from tests.sync.sync_harness import synced
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "polars": ("polars==2.1.0", _PYICEBERG),
     "datafusion": ("datafusion==54.0.0", "pyiceberg-core==0.11.0", _PYICEBERG),
-    "daft": ("daft==0.7.26", "pyarrow<26", _PYICEBERG),
     "daft-ray": ("daft==0.7.26", "ray[client]==2.60.0", "pyarrow<26", _PYICEBERG),
     "clickhouse": ("chdb==4.4.0",),
     "spark": ("pyspark==3.5.9", "snowpark-connect-deps-iceberg==1.0.2"),
@@ -71,7 +71,6 @@ UNPINNED: Final = frozenset({"datafusion"})
 """Engines that cannot read an earlier snapshot."""
 RAY: Final = "ray"
 _SYNCS_BACK: Final = 4
-_START_SECONDS: Final = 60
 
 
 def main() -> int:
@@ -103,15 +102,10 @@ async def sync_fresh_lake(lake: Path) -> list[Path]:
 
 def reads_databases(client: str, environments: Path, databases: Sequence[Path]) -> bool:
     """Prepare a client, and return whether it reads as many rows of every table and view as the DuckDB in use."""
-    python = prepare_environment(client, environments)
-    started = time.monotonic()
-    command = [str(python), str(Path(old_duckdb.__file__)), *map(str, databases)]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if ended.returncode:
-        print(f"{client:12} failed: {(ended.stderr.strip().splitlines() or ['no output'])[-1]}", flush=True)
+    counts, seconds = run_in_environment(client, environments, [old_duckdb.__file__, *map(str, databases)])
+    if counts is None:
         return False
-    counts, wrong = json.loads(ended.stdout), []
+    wrong = []
     for database in databases:
         with duckdb.connect(str(database), read_only=True) as db:
             expected = old_duckdb.count_rows(db)
@@ -120,24 +114,30 @@ def reads_databases(client: str, environments: Path, databases: Sequence[Path]) 
                 f"{interface}: {name} in {database.name}" for name in expected if read.get(name) != expected[name]
             ]
     verdict = f"wrong: {', '.join(wrong)}" if wrong else f"right: {len(expected)} tables and views, by both clients"
-    print(f"{client:12} {verdict} ({time.monotonic() - started:.1f} s; {', '.join(PACKAGES[client])})", flush=True)
+    print(f"{client:12} {verdict} ({seconds:.1f} s; {', '.join(PACKAGES[client])})", flush=True)
     return not wrong
+
+
+def run_in_environment(
+    engine: str, environments: Path, command: Sequence[str], **variables: str
+) -> tuple[dict[str, Any] | None, float]:
+    """Run a script by the Python of an engine. Return the JSON of its last line, None after a failure, and seconds."""
+    python, started = prepare_environment(engine, environments), time.monotonic()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
+    ended = subprocess.run([str(python), *command], capture_output=True, text=True, env=environment, check=False)
+    seconds = time.monotonic() - started
+    if ended.returncode:
+        print(f"{engine:12} failed: {(ended.stderr.strip().splitlines() or ['no output'])[-1]}", flush=True)
+        return None, seconds
+    return json.loads(ended.stdout.strip().splitlines()[-1]), seconds
 
 
 def count_wrong(engines: list[str], environments: Path) -> int:
     """Publish a lake to moto and ask the engines. Return how many are wrong."""
-    server = S3Server(find_port())
-    command = [sys.executable, str(MOTO_SERVER), "-p", str(server.port)]
-    with (
-        tempfile.TemporaryDirectory(prefix="engines-") as folder,
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
-    ):
-        try:
-            os.environ.update(server.environment)
-            tables, expected = publish_lake(Path(folder), create_bucket(server))
-            return sum(not is_right(engine, environments, tables, server.endpoint, expected) for engine in engines)
-        finally:
-            process.kill()
+    with tempfile.TemporaryDirectory(prefix="engines-") as folder, start_moto() as server:
+        os.environ.update(server.environment)
+        tables, expected = publish_lake(Path(folder), server.create_bucket())
+        return sum(not is_right(engine, environments, tables, server.endpoint, expected) for engine in engines)
 
 
 def passes_on_ray() -> bool:
@@ -152,18 +152,6 @@ def passes_on_ray() -> bool:
     verdict = "right" if passed else f"failed: {last}"
     print(f"{RAY:12} {verdict} ({time.monotonic() - started:.1f} s; {ray_environment.RAY})", flush=True)
     return passed
-
-
-def create_bucket(server: S3Server) -> str:
-    """Return the URL of a new bucket, as soon as the server is up."""
-    end = time.monotonic() + _START_SECONDS
-    while True:
-        try:
-            return server.create_bucket()
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.1)
 
 
 def publish_lake(folder: Path, bucket: str) -> tuple[Path, dict[str, Any]]:
@@ -201,30 +189,18 @@ def connect_snapshot(lake: Path, number: int) -> duckdb.DuckDBPyConnection:
 
 
 def is_right(engine: str, environments: Path, tables: Path, endpoint: str, expected: dict[str, Any]) -> bool:
-    """Prepare an engine, and return whether all its answers are right."""
-    python = prepare_environment(engine, environments)
-    if engine == "spark":
-        with start_cluster(python.parent.parent, tables.parent) as master:
-            return has_right_answers(engine, python, tables, endpoint, expected, SPARK_MASTER=master)
-    if engine == "daft-ray":
-        with start_ray_cluster(python) as variables:
-            return has_right_answers(engine, python, tables, endpoint, expected, **variables)
-    return has_right_answers(engine, python, tables, endpoint, expected)
-
-
-def has_right_answers(
-    engine: str, python: Path, tables: Path, endpoint: str, expected: dict[str, Any], **variables: str
-) -> bool:
     """Ask an engine, print what it did, and return whether all answers are right."""
-    started = time.monotonic()
-    command = [str(python), str(Path(ask.__file__)), engine, str(tables), endpoint]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    seconds = time.monotonic() - started
-    if ended.returncode:
-        print(f"{engine:12} failed: {(ended.stderr.strip().splitlines() or ['no output'])[-1]}", flush=True)
+    python, command = prepare_environment(engine, environments), [ask.__file__, engine, str(tables), endpoint]
+    with ExitStack() as stack:
+        variables = {}
+        if engine == "spark":
+            variables["SPARK_MASTER"] = stack.enter_context(start_cluster(python.parent.parent, tables.parent))
+        if engine == "daft-ray":
+            cluster = stack.enter_context(start_ray_cluster(python))
+            variables = {name: value for name, value in cluster.environment.items() if name.startswith("RAY_")}
+        answers, seconds = run_in_environment(engine, environments, command, **variables)
+    if answers is None:
         return False
-    answers = json.loads(ended.stdout.strip().splitlines()[-1])
     asked = {
         question: rows for question, rows in expected.items() if question != "at the tag" or engine not in UNPINNED
     }

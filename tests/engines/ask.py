@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ JOIN = (
     " ON f.file_id = u.file_id GROUP BY f.snap_count"
 )
 COUNT = "SELECT count(*) AS n FROM {table}"
+EARLIER = "earlier_{}".format
+"""The name of a table at the earlier sync, for engines that read it under a name."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,22 @@ def normalize(rows: list[Any]) -> list[list[Any]]:
     return sorted([value if isinstance(value, str) else int(value) for value in row] for row in rows)
 
 
-def to_static_table(location: str, endpoint: str) -> Any:
-    """Return a table of pyiceberg, for engines that read its metadata by pyiceberg."""
+def to_static_tables(tables: Tables, endpoint: str) -> dict[str, Any]:
+    """Return tables of pyiceberg, for engines that read its metadata by pyiceberg."""
     from pyiceberg.table import StaticTable  # noqa: PLC0415 - the environment of the engine has it
 
     s3 = {"endpoint": endpoint, "access-key-id": KEY, "secret-access-key": SECRET, "region": REGION}
     s3 |= {"path-style-access": "true", "force-virtual-addressing": "false"}
-    return StaticTable.from_metadata(location, {f"s3.{name}": value for name, value in s3.items()})
+    properties = {f"s3.{name}": value for name, value in s3.items()}
+    return {name: StaticTable.from_metadata(location, properties) for name, location in tables.locations.items()}
+
+
+def read_frames(tables: Tables, static: dict[str, Any], read: Callable[..., Any]) -> dict[str, Any]:
+    """Return what a frame library reads of each table, and, with a prefix, of the earlier sync."""
+    frames = {name: read(table) for name, table in static.items()}
+    return frames | {
+        f"earlier_{name}": read(static[name], snapshot_id=snapshot) for name, snapshot in tables.snapshots.items()
+    }
 
 
 def ask_duckdb(tables: Tables, endpoint: str) -> dict[str, Any]:
@@ -107,20 +119,11 @@ def ask_polars(tables: Tables, endpoint: str) -> dict[str, Any]:
     """Polars, which reads the metadata by pyiceberg and the parts itself."""
     import polars as pl  # noqa: PLC0415
 
-    options = {
-        "aws_endpoint_url": endpoint,
-        "aws_access_key_id": KEY,
-        "aws_secret_access_key": SECRET,
-        "aws_region": REGION,
-        "aws_allow_http": "true",
-        "aws_virtual_hosted_style_request": "false",
-    }
-    static = {name: to_static_table(location, endpoint) for name, location in tables.locations.items()}
-    frames = {name: pl.scan_iceberg(table, storage_options=options) for name, table in static.items()}
-    for name, snapshot in tables.snapshots.items():
-        frames[f"earlier_{name}"] = pl.scan_iceberg(static[name], snapshot_id=snapshot, storage_options=options)
-    context = pl.SQLContext(frames)
-    return ask(lambda sql: context.execute(sql).collect().rows(), tables.names, earlier=lambda name: f"earlier_{name}")
+    options = {"endpoint_url": endpoint, "access_key_id": KEY, "secret_access_key": SECRET, "region": REGION}
+    options |= {"allow_http": "true", "virtual_hosted_style_request": "false"}
+    scan = partial(pl.scan_iceberg, storage_options={f"aws_{name}": value for name, value in options.items()})
+    context = pl.SQLContext(read_frames(tables, to_static_tables(tables, endpoint), scan))
+    return ask(lambda sql: context.execute(sql).collect().rows(), tables.names, earlier=EARLIER)
 
 
 def ask_datafusion(tables: Tables, endpoint: str) -> dict[str, Any]:
@@ -128,35 +131,11 @@ def ask_datafusion(tables: Tables, endpoint: str) -> dict[str, Any]:
     from datafusion import SessionContext  # noqa: PLC0415
 
     context = SessionContext()
-    for name, location in tables.locations.items():
-        context.register_table(name, to_static_table(location, endpoint))
+    for name, table in to_static_tables(tables, endpoint).items():
+        context.register_table(name, table)
     return ask(
         lambda sql: [tuple(row.values()) for batch in context.sql(sql).collect() for row in batch.to_pylist()],
         tables.names,
-    )
-
-
-def ask_daft(tables: Tables, endpoint: str) -> dict[str, Any]:
-    """Daft, in one process."""
-    import daft  # noqa: PLC0415
-
-    s3 = daft.io.S3Config(
-        endpoint_url=endpoint,
-        key_id=KEY,
-        access_key=SECRET,
-        region_name=REGION,
-        use_ssl=False,
-        force_virtual_addressing=False,
-    )
-    config = daft.io.IOConfig(s3=s3)
-    static = {name: to_static_table(location, endpoint) for name, location in tables.locations.items()}
-    frames = {name: daft.read_iceberg(table, io_config=config) for name, table in static.items()}
-    for name, snapshot in tables.snapshots.items():
-        frames[f"earlier_{name}"] = daft.read_iceberg(static[name], snapshot_id=snapshot, io_config=config)
-    return ask(
-        lambda sql: [tuple(row.values()) for row in daft.sql(sql, **frames).to_pylist()],
-        tables.names,
-        earlier=lambda name: f"earlier_{name}",
     )
 
 
@@ -166,7 +145,19 @@ def ask_daft_on_ray(tables: Tables, endpoint: str) -> dict[str, Any]:
     import ray  # noqa: PLC0415
 
     daft.set_runner_ray(os.environ["RAY_ADDRESS"])
-    answers = ask_daft(tables, endpoint)
+    s3 = daft.io.S3Config(
+        endpoint_url=endpoint,
+        key_id=KEY,
+        access_key=SECRET,
+        region_name=REGION,
+        use_ssl=False,
+        force_virtual_addressing=False,
+    )
+    read = partial(daft.read_iceberg, io_config=daft.io.IOConfig(s3=s3))
+    frames = read_frames(tables, to_static_tables(tables, endpoint), read)
+    answers = ask(
+        lambda sql: [tuple(row.values()) for row in daft.sql(sql, **frames).to_pylist()], tables.names, earlier=EARLIER
+    )
     workers = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     assert (daft.get_or_infer_runner_type(), len(workers)) == ("ray", 2)
     return answers
@@ -225,11 +216,7 @@ def ask_spark(tables: Tables, endpoint: str) -> dict[str, Any]:
     for name in tables.snapshots:
         at_tag = session.read.format("iceberg").option("tag", tables.tag)
         at_tag.load(tables.locations[name]).createOrReplaceTempView(f"earlier_{name}")
-    answers = ask(
-        lambda sql: [tuple(row) for row in session.sql(sql).collect()],
-        tables.names,
-        earlier=lambda name: f"earlier_{name}",
-    )
+    answers = ask(lambda sql: [tuple(row) for row in session.sql(sql).collect()], tables.names, earlier=EARLIER)
     executors = session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
     assert executors == 2, executors
     session.stop()
@@ -240,7 +227,6 @@ ENGINES = {
     "duckdb": ask_duckdb,
     "polars": ask_polars,
     "datafusion": ask_datafusion,
-    "daft": ask_daft,
     "daft-ray": ask_daft_on_ray,
     "clickhouse": ask_clickhouse,
     "spark": ask_spark,

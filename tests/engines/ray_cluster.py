@@ -9,13 +9,14 @@ import socket
 import subprocess
 import tempfile
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tests.engines.ray_environment import PYTHON, ROOT
+from tests.processes import children_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 HEAD: Final = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that other machines can reach
 NODES: Final = ("127.0.0.3", "127.0.0.4")
@@ -34,7 +35,6 @@ class RayCluster:
             self.address = f"{HEAD}:{free.getsockname()[1]}"
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("SCANLAKE_")},
-            "RAY_ADDRESS": self.address,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -43,21 +43,18 @@ class RayCluster:
         }
         port = self.address.rpartition(":")[2]
         head = ("--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={folder}")
-        self.processes = [self._start(HEAD, *head)]
-        self.nodes = {node: self._start(node, f"--address={self.address}", "--num-cpus=1") for node in NODES}
+        self._head = self._start(HEAD, *head)
+        self.nodes: dict[str, subprocess.Popen[str]] = {}
+        for node in NODES:
+            self.start_node(node)
+        self.environment["RAY_ADDRESS"] = self.address
 
     def _start(self, host: str, *arguments: str) -> subprocess.Popen[str]:
         options = ("--disable-usage-stats", "--object-store-memory=200000000", "--block")
         command = [str(self._python.with_name("ray")), "start", f"--node-ip-address={host}", *arguments, *options]
         environment = {name: value for name, value in self.environment.items() if name != "RAY_ADDRESS"}
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        out, err = subprocess.PIPE, subprocess.STDOUT
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=err, text=True, start_new_session=True)
         assert process.stdout is not None
         said = []
         for line in process.stdout:
@@ -67,7 +64,7 @@ class RayCluster:
         raise AssertionError("".join(said))
 
     def start_node(self, node: str) -> None:
-        """Start a node again."""
+        """Start a node, for the first time or again."""
         self.nodes[node] = self._start(node, f"--address={self.address}", "--num-cpus=1")
 
     def kill_node(self, node: str) -> None:
@@ -76,35 +73,32 @@ class RayCluster:
 
     def stop(self) -> None:
         """Kill every process."""
-        for process in (*self.nodes.values(), *self.processes):
+        for process in (*self.nodes.values(), self._head):
             _kill(process)
 
 
 @contextmanager
-def start_ray_cluster(python: Path) -> Iterator[dict[str, str]]:
-    """Yield what leads a client to a new cluster; its processes end with the block."""
+def start_ray_cluster(python: Path = PYTHON) -> Iterator[RayCluster]:
+    """Yield a new cluster; its processes end with the block."""
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
         cluster = RayCluster(folder, python)
         try:
-            yield {name: value for name, value in cluster.environment.items() if name.startswith("RAY_")}
+            yield cluster
         finally:
             cluster.stop()
 
 
-def children_of(pid: int) -> list[int]:
-    """Return the processes that a process has started; none if it has ended."""
+def list_descendants(pid: int) -> Iterator[int]:
+    """Yield the processes below a process, itself first; it may end meanwhile."""
+    yield pid
     with suppress(OSError):
-        tasks = Path(f"/proc/{pid}/task").iterdir()
-        return [int(child) for task in tasks for child in (task / "children").read_text(encoding="utf-8").split()]
-    return []
+        for child in children_of(pid):
+            yield from list_descendants(child)
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
     """Kill a process with all below it; Ray starts some of them in sessions of their own."""
-    pids = [process.pid]
-    for pid in pids:
-        pids += children_of(pid)
-    for pid in pids:
+    for pid in list(list_descendants(process.pid)):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.communicate()

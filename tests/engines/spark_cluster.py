@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
+
+from tests.publish.s3_server import find_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,14 +47,6 @@ def start_cluster(environment: Path, folder: Path) -> Iterator[str]:
                 wait_for(log, "Starting Spark master", 1)
         wait_for(log, "Registering worker", 2)
         yield url
-
-
-def find_port() -> int:
-    """Return a free port of loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_for(log: Path, text: str, times: int) -> None:
