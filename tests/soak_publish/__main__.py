@@ -15,6 +15,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
+from tests.publish.s3_server import start_moto
 from tests.soak_publish import services
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def start(stack: ExitStack) -> dict[str, dict[str, str]]:
     """Start all servers. Return the environment variables that lead to each kind of catalog."""
     seaweedfs, rest = stack.enter_context(services.start_seaweedfs())
     postgres = stack.enter_context(services.start_postgres())
-    moto = stack.enter_context(services.start_moto())
+    moto = stack.enter_context(start_moto())
     in_bucket = seaweedfs.environment | {"SCANLAKE_ICEBERG_LOCATION": f"s3://{services.BUCKET}/iceberg"}
     credential = ":".join(seaweedfs.environment[f"AWS_{name}"] for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
     return {

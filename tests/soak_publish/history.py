@@ -16,13 +16,11 @@ from pipeline.publish.iceberg import read_catalog_properties
 from pipeline.publish.iceberg_connection import connect_catalog
 from pipeline.publish.iceberg_publish import publish_iceberg
 from tests.lake.lake_builder import AT
-from tests.publish.iceberg_reading import reader
+from tests.publish.iceberg_reading import overtaken, reader
 from tests.publish.lake_history import LAKE_ID, History, list_differences, live_history
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pipeline.publish.iceberg_catalogs import IcebergCatalog, TableCommit
+    from pipeline.publish.iceberg_catalogs import IcebergCatalog
 
 
 def connect(name: str) -> IcebergCatalog:
@@ -32,44 +30,40 @@ def connect(name: str) -> IcebergCatalog:
     return connect_catalog(location, f"scanlake_{name}", read_catalog_properties())
 
 
+def publish(catalog: IcebergCatalog, lake: Path, number: int) -> None:
+    """Publish a snapshot of a lake."""
+    publish_iceberg(catalog, LakeLayout(lake), number, lake_id=LAKE_ID, at=AT + number)
+
+
 def compare_history(lake: Path) -> list[str]:
     """Publish a lake after each of its steps. Return what differs from its snapshots, now and at the sync's tag."""
-    problems: list[str] = []
-    steps = [0]
-    for step, (name, number) in enumerate(live_history(lake)):
-        publish_iceberg(connect("history"), LakeLayout(lake), number, lake_id=LAKE_ID, at=AT + step)
-        for tag in (None, f"sync-{number}", f"sync-{steps[-1]}"):
-            if tag == "sync-0" or (name == "purged" and tag == f"sync-{steps[-1]}"):
-                continue
-            read = reader(connect("history"), tag)
+    problems, former = list[str](), 0
+    for name, number in live_history(lake):
+        publish(connect("history"), lake, number)
+        tags: list[str | None] = [None, f"sync-{number}"]
+        if former and name != "purged":
+            tags.append(f"sync-{former}")
+        for tag in tags:
             snapshot = number if tag is None else int(tag.removeprefix("sync-"))
-            problems += [f"{name}, {tag}: {difference}" for difference in list_differences(lake, snapshot, read)]
-        steps.append(number)
+            found = list_differences(lake, snapshot, reader(connect("history"), tag))
+            problems += [f"{name}, {tag}: {difference}" for difference in found]
+        former = number
     return problems
 
 
 def race(lake: Path) -> list[str]:
     """Let a publisher be overtaken between its reading and its commit. Return what is not as it should be."""
-    history = History(lake)
+    history, slow, problems = History(lake), connect("race"), list[str]()
     first, second, third = history.sync({1: 2, 2: 1}), history.sync({2: 3}), history.sync({1: 1, 3: 2})
-    slow = connect("race")
-    commit = slow.commit
-    layout = LakeLayout(lake)
-    publish_iceberg(slow, layout, first, lake_id=LAKE_ID, at=AT)
-
-    def commit_late(commits: Sequence[TableCommit], note: Mapping[str, object]) -> None:
-        publish_iceberg(connect("race"), layout, second, lake_id=LAKE_ID, at=AT)
-        commit(commits, note)
-
-    slow.commit = commit_late  # type: ignore[method-assign]
-    problems = []
+    publish(slow, lake, first)
     try:
-        publish_iceberg(slow, layout, third, lake_id=LAKE_ID, at=AT)
+        with overtaken(slow, lambda: publish(connect("race"), lake, second)):
+            publish(slow, lake, third)
         problems.append("the slower publisher was not refused")
     except PublishConflictError:
         pass
     problems += list_differences(lake, second, reader(connect("race")))
-    publish_iceberg(connect("race"), layout, third, lake_id=LAKE_ID, at=AT)
+    publish(connect("race"), lake, third)
     return problems + list_differences(lake, third, reader(connect("race")))
 
 

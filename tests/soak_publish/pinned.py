@@ -31,7 +31,7 @@ from pipeline.lake.layout import LakeLayout
 from pipeline.lake.retention import expire_snapshots
 from pipeline.publish.iceberg import publish_iceberg_tables, read_catalog_properties
 from pipeline.publish.iceberg_connection import connect_catalog
-from tests.publish.iceberg_reading import load_tables
+from tests.publish.iceberg_reading import load_tables, reader
 from tests.publish.lake_history import History, list_differences
 
 if TYPE_CHECKING:
@@ -130,9 +130,8 @@ def publish(settings: Settings) -> int:
 
 def compare(settings: Settings) -> list[str]:
     """Return the tables that differ from the newest snapshot."""
-    tables = load_tables(connect(settings))
     number, _ = list_snapshots(LakeLayout(settings.lake))[-1]
-    return list_differences(settings.lake, number, lambda name: tables[name].scan().to_arrow())
+    return list_differences(settings.lake, number, reader(connect(settings)))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Servers on loopback: SeaweedFS (S3 and an Iceberg REST catalog), Postgres, moto (S3 and Glue).
+"""Servers on loopback: SeaweedFS (S3 and an Iceberg REST catalog) and Postgres.
 
 SeaweedFS and Postgres come from PyPI and are not in requirements.lock: they are large, and nothing else needs them.
 """
@@ -11,17 +11,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from tests.engines.spark_cluster import find_port
-from tests.publish.conftest import MOTO_SERVER, S3Server
+from tests.publish.s3_server import S3Server, find_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / "build" / "soak-publish"
@@ -59,18 +59,8 @@ def start_seaweedfs() -> Iterator[tuple[S3Server, str]]:
         _run([*command, f"-dir={folder}"], Path(folder), environment=variables) as log,
     ):
         for url in (f"{server.endpoint}/{BUCKET}", f"http://127.0.0.1:{catalog}/v1/config"):
-            _wait_for(url, log)
+            _wait_for(partial(_answers, url), log)
         yield server, f"http://127.0.0.1:{catalog}"
-
-
-@contextmanager
-def start_moto() -> Iterator[S3Server]:
-    """Yield a server of S3 and Glue with the bucket lake."""
-    server = S3Server(find_port())
-    command = [sys.executable, str(MOTO_SERVER), "-p", str(server.port)]
-    with tempfile.TemporaryDirectory(prefix="moto-") as folder, _run(command, Path(folder)) as log:
-        _wait_for(f"{server.endpoint}/moto-api/data.json", log)
-        yield server
 
 
 @contextmanager
@@ -87,7 +77,7 @@ def start_postgres() -> Iterator[str]:
         subprocess.run(initialize, check=True, stdout=subprocess.DEVNULL, user=user, cwd=folder)
         command = [str(_POSTGRES / "postgres"), "-D", str(data), "-p", str(port), "-k", folder, "-h", "127.0.0.1"]
         with _run(command, Path(folder), user=user) as log:
-            _wait_for_text(log, "database system is ready to accept connections")
+            _wait_for(lambda: "ready to accept connections" in log.read_text(errors="replace"), log)
             yield f"postgresql+psycopg://scanlake@127.0.0.1:{port}/postgres"
 
 
@@ -103,31 +93,27 @@ def _run(
             yield log
         finally:
             process.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()
+            process.wait()
 
 
-def _wait_for(url: str, log: Path) -> None:
-    """Wait until a server answers a request, in whatever way. Raises `TimeoutError`."""
+def _wait_for(is_reached: Callable[[], object], log: Path) -> None:
+    """Wait for a server. Raises `TimeoutError`."""
     end = time.monotonic() + _START_SECONDS
-    while time.monotonic() < end:
-        try:
-            urlopen(url, timeout=10).close()
-        except HTTPError:
-            return
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise TimeoutError(f"{url}\n{log.read_text(errors='replace')[-2000:]}")
-
-
-def _wait_for_text(log: Path, text: str) -> None:
-    end = time.monotonic() + _START_SECONDS
-    while text not in log.read_text(errors="replace"):
+    while not is_reached():
         if time.monotonic() > end:
             raise TimeoutError(log.read_text(errors="replace")[-2000:])
         time.sleep(0.1)
+
+
+def _answers(url: str) -> bool:
+    """Return whether a server answers a request, in whatever way."""
+    try:
+        urlopen(url, timeout=10).close()
+    except HTTPError:
+        return True
+    except OSError:
+        return False
+    return True
