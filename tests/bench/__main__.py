@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.bench import iceberg, images, lake, pace, publishing, syncing
+from tests.bench import iceberg, images, lake, syncing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,13 +24,11 @@ CASES: Final[dict[str, Callable[[Path, int], dict[str, float]]]] = {
     "changes": syncing.changes,
     "latency": syncing.latency,
     "memory": syncing.memory,
-    "pace": lambda _folder, _files: pace.measure(),
     "reports": lambda folder, files: syncing.reports(folder, files // 4),
-    "publishes": publishing.measure,
     "images": images.measure,
     "iceberg": lambda folder, _files: iceberg.measure(folder),
     "start": lambda _folder, _files: syncing.start_up(),
-    "lake": lambda _folder, files: lake.measure(files * 5),
+    "lake": lambda folder, files: lake.measure(folder, files * 5),
 }
 """Each takes a folder of its own and the number of files, and gives its figures by name.
 

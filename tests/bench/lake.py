@@ -1,60 +1,41 @@
-"""The lake at scale: made-up lakes with six uploads a file, grown through the lake's own commits.
+"""The lake at scale: a made-up lake with six uploads a file, grown through the lake's own commits.
 
-`measure(files)` grows one and returns its figures: `python -m tests.bench.lake 1000000` prints those of a million.
 Times are the best of several tries, since other work on the machine only ever adds to them; ratios to native tables
 are of CPU time.
 """
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
 import statistics
-import sys
-import tempfile
 import time
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import duckdb
 
-from pipeline.lake import compaction
-from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import Commit
-from pipeline.lake.retention import expire_snapshots
+from pipeline.maintenance.compact import run_compaction
+from pipeline.settings import Settings
 from schemas.file_versions import FileVersion
 from schemas.tables import BY_NAME
-from tests.bench import operations
-from tests.bench.serving import run
+from tests.bench.serving import scanlake
 from tests.lake.lake_builder import write_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     import pyarrow as pa
 
-FILES: Final = 100_000
 UPLOADS: Final = 6
 FIELDS: Final = 3
 CHANGED: Final = 1_000
 LAYERS: Final = 190  # commits of the first sync, which a compaction follows
 DELTAS: Final = 10
-DEAD_SHARE: Final = 0.049  # just below what makes a compaction fold the whole base
 AT: Final = 1_795_000_000_000_000
-_COMPACTION: Final = """
-import json, os
-from pathlib import Path
-from pipeline.lake.lake import Lake
-from pipeline.settings import Settings
-from tests.lake import operations
-root = Path(os.environ["SCANLAKE_LAKE"])
-with Lake(root, doing="bench") as lake:
-    print(json.dumps({{"merged": operations.{}(lake, Settings(lake=root))}}))
-"""
 
 _ROWS: Final = {
     "files": (
@@ -180,16 +161,9 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def written_bytes() -> int:
-    """Bytes that this process has handed to the system so far, the ledger's log included."""
-    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(fields["wchar"])
-
-
 @contextmanager
 def native(lake: Path, file: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """The same rows as DuckDB's own tables."""
-    file.unlink(missing_ok=True)
     with duckdb.connect(str(file)) as db:
         db.execute(f"ATTACH '{lake / 'catalog.duckdb'}' AS lake (READ_ONLY)")
         for name in _ROWS:
@@ -199,37 +173,26 @@ def native(lake: Path, file: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         yield db
 
 
-def aggregates(catalog: Path, beside: duckdb.DuckDBPyConnection) -> dict[str, float]:
-    """CPU time of each aggregate on a catalog as a ratio to native tables, and the geometric mean."""
-    found: dict[str, float] = {}
-    with duckdb.connect(str(catalog), read_only=True) as db:
-        for name, sql in AGGREGATES.items():
-            pairs = [(_cpu(db, sql), _cpu(beside, sql)) for _ in range(7)]
-            found[f"{name} / native"] = min(ours for ours, _ in pairs) / min(theirs for _, theirs in pairs)
-    return found | {"aggregates / native": statistics.geometric_mean(found.values())}
-
-
 def queries(lake: Path, beside: duckdb.DuckDBPyConnection, files: int) -> dict[str, float]:
-    """Aggregates on the tables and on the views, as ratios to native tables; point look-ups in seconds."""
-    rng = random.Random(1)
-    catalog = str(lake / "catalog.duckdb")
-    views = max((lake / "snapshots").glob("*.duckdb"))  # a snapshot has the form of a large catalog
-    found = {f"views: {name}": ratio for name, ratio in aggregates(views, beside).items()}
-    found |= aggregates(Path(catalog), beside)
-    with duckdb.connect(catalog, read_only=True) as db:
+    """CPU time of each aggregate as a ratio to native tables, and the geometric mean; point look-ups in seconds."""
+    rng, catalog = random.Random(1), str(lake / "catalog.duckdb")
+    found: dict[str, float] = {}
 
-        def one(table: str) -> None:
-            assert db.execute(f"FROM {table} WHERE file_id = ?", [rng.randrange(1, files + 1)]).fetchall()
+    def look_up(db: duckdb.DuckDBPyConnection, table: str) -> None:
+        assert db.execute(f"FROM {table} WHERE file_id = ?", [rng.randrange(1, files + 1)]).fetchall()
 
-        for table in ("files", "uploads", "fields_wide"):
-            found[f"look-up in {table}, s"] = best(lambda table=table: one(table))  # type: ignore[misc]
-
-    def opened() -> None:
+    def open_and_look_up() -> None:
         with duckdb.connect(catalog, read_only=True) as db:
-            assert db.execute("FROM uploads WHERE file_id = ?", [rng.randrange(1, files + 1)]).fetchall()
+            look_up(db, "uploads")
 
-    found["open the catalog, look up uploads, s"] = best(opened)
-    return found
+    found["open the catalog, look up uploads, s"] = best(open_and_look_up)
+    with duckdb.connect(catalog, read_only=True) as db:
+        for table in ("files", "uploads", "fields_wide"):
+            found[f"look-up in {table}, s"] = best(partial(look_up, db, table))
+        pairs = {name: [(_cpu(db, sql), _cpu(beside, sql)) for _ in range(7)] for name, sql in AGGREGATES.items()}
+    ratios = {name: min(own for own, _ in both) / min(other for _, other in both) for name, both in pairs.items()}
+    found |= {f"{name} / native": ratio for name, ratio in ratios.items()}
+    return found | {"aggregates / native": statistics.geometric_mean(ratios.values())}
 
 
 def _cpu(db: duckdb.DuckDBPyConnection, sql: str) -> float:
@@ -238,95 +201,38 @@ def _cpu(db: duckdb.DuckDBPyConnection, sql: str) -> float:
     return time.process_time() - began
 
 
-def folded(lake: Path, work: str = "run_compaction", name: str = "compaction of a first sync") -> dict[str, float]:
-    """A compaction, as a process of its own: its CPU seconds and peak memory. `work`: what of tests.lake.operations."""
-    done = run([sys.executable, "-c", _COMPACTION.format(work)], os.environ, lake)
-    assert done.said["merged"], "nothing was compacted"
-    return {f"{name}, CPU s": done.cpu, f"{name}, MB": done.mb}
-
-
-def changed(grown: Grown, lake: Lake, times: int) -> dict[str, float]:
+def change(grown: Grown, lake: Lake) -> dict[str, float]:
     """Commits of a thousand changed files, each published."""
-    commits, cpu, bytes_, publishes = [], [], [], []
-    for _ in range(times):
-        commit = grown.new_commit(lake, grown.some(CHANGED))
-        before, began = written_bytes(), time.process_time()
+    commits, cpu, publishes = [], [], []
+    for _ in range(DELTAS):
+        commit, began = grown.new_commit(lake, grown.some(CHANGED)), time.process_time()
         commits.append(_seconds(partial(lake.commit, commit)))
-        bytes_.append(written_bytes() - before)
         cpu.append(time.process_time() - began)
-        publishes.append(_seconds(lambda: publish(lake)))
-    return {
-        "commit, s": min(commits),
-        "commit, CPU s": min(cpu),
-        "commit, MB written": statistics.median(bytes_) / 1e6,
-        "publish, s": min(publishes),
-    }
+        publishes.append(_seconds(partial(publish, lake)))
+    return {"commit, s": min(commits), "commit, CPU s": min(cpu), "publish, s": min(publishes)}
 
 
-def started(grown: Grown) -> float:
-    """Seconds for the lake's part of a run that finds nothing changed, but for its publish."""
+def measure(folder: Path, files: int) -> dict[str, float]:
+    """The figures of a lake of so many files, by what they are: just synced, and ten deltas later.
 
-    def run() -> None:
-        with Lake(grown.root, doing="bench") as lake:
-            assert not lake.needs_publish
-            lake.ledger.file_versions(grown.some(20))
-            compaction.select_for_compaction(compaction.list_part_groups(lake.ledger))
-            expire_snapshots(lake.layout, lake.ledger, RetentionRules(), now=time.time())
-
-    return best(run, 3)
-
-
-def measure(files: int) -> dict[str, float]:
-    """The figures of a lake of so many files, by what they are; a lake of a tenth stands beside it where size may tell.
-
-    The states: just synced, ten deltas later, after a compaction, and with as many dead versions as a lake ever has.
+    Then come operations over the whole lake that find nothing to change, each in a process of its own.
     """
     found: dict[str, float] = {}
-    folder = Path(tempfile.mkdtemp(prefix="bench-lake-"))
-    try:
-        tenth = Grown(folder / "tenth", files // 10)
-        with Lake(tenth.root, doing="bench") as lake:
-            tenth.first_sync(lake)
-            publish(lake)
-            small = changed(tenth, lake, 3)
-        small_operations = operations.measure(tenth.root, folder / "backup")
-        shutil.rmtree(tenth.root)
-        grown = Grown(folder / "lake", files)
-        began = time.perf_counter()
-        with Lake(grown.root, doing="bench") as lake:
-            grown.first_sync(lake)
-            publish(lake)
+    grown, began = Grown(folder / "lake", files), time.perf_counter()
+    with Lake(grown.root, doing="bench") as lake:
+        grown.first_sync(lake)
+        publish(lake)
         found["grown, files/s"] = files / (time.perf_counter() - began)
-        found["files, MB"] = sum(path.stat().st_size for path in grown.root.glob("tables/*/*")) / 1e6
-        found |= folded(grown.root)  # as a sync does in the end
-        with native(grown.root, folder / "native.duckdb") as beside:
-            _note(found, "synced", queries(grown.root, beside, files))
-            with Lake(grown.root, doing="bench") as lake:
-                found |= changed(grown, lake, DELTAS)
-                ids = [grown.some(1_000) for _ in range(5)]
-                found["states of 1,000 files, s"] = best(lambda: lake.ledger.file_versions(ids.pop()))
-            for name, value in small.items():
-                found[f"{name}: times that of a tenth"] = found[name] / value
-            found["a run without its fetch and publish, s"] = started(grown)
-            _note(found, "10 deltas", queries(grown.root, beside, files))
-            found |= folded(grown.root, "compact_all", "compaction of everything")
-            _note(found, "folded", queries(grown.root, beside, files))
-            with Lake(grown.root, doing="bench") as lake:
-                lake.commit(grown.new_commit(lake, grown.some(int(files * DEAD_SHARE))))
-                found["publish with a year's dead, s"] = best(lambda: publish(lake), 3)
-            _note(found, "a year's dead", queries(grown.root, beside, files))
-        for name, value in operations.measure(grown.root, folder / "backup").items():
-            found[name] = value
-            found[f"{name}: times that of a tenth"] = value / small_operations[name]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        run_compaction(lake, Settings(lake=grown.root))  # as a sync does in the end
+    found["files, MB"] = sum(path.stat().st_size for path in grown.root.glob("tables/*/*")) / 1e6
+    with native(grown.root, folder / "native.duckdb") as beside:
+        found |= {f"synced: {name}": value for name, value in queries(grown.root, beside, files).items()}
+        with Lake(grown.root, doing="bench") as lake:
+            found |= change(grown, lake)
+            ids = [grown.some(CHANGED) for _ in range(5)]
+            found["states of 1,000 files, s"] = best(lambda: lake.ledger.file_versions(ids.pop()))
+        found |= {f"10 deltas: {name}": value for name, value in queries(grown.root, beside, files).items()}
+    for command in (("check",), ("backup", str(folder / "backup")), ("rebuild",)):
+        ran = scanlake(None, grown.root, *command)
+        found |= {f"{command[0]}, s": ran.seconds, f"{command[0]}, CPU s": ran.cpu, f"{command[0]}, MB": ran.mb}
     return found
-
-
-def _note(found: dict[str, float], state: str, figures: dict[str, float]) -> None:
-    found.update({f"{state}: {name}": value for name, value in figures.items()})
-
-
-if __name__ == "__main__":
-    for name, value in measure(int(sys.argv[1]) if len(sys.argv) > 1 else FILES).items():
-        print(f"{name:52} {value:12,.3f}")

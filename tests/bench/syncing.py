@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING, Final
 
 import uvloop
@@ -96,10 +99,6 @@ def latency(folder: Path, files: int) -> dict[str, float]:
 
 def start_up() -> dict[str, float]:
     """Seconds until `scanlake --help` has said it all."""
-    import subprocess  # noqa: PLC0415 - one case's needs
-    import sys  # noqa: PLC0415
-    import time  # noqa: PLC0415
-
     taken = []
     for _ in range(5):
         began = time.perf_counter()
