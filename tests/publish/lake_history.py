@@ -132,6 +132,8 @@ def list_differences(lake: Path, number: int, read: Callable[[str], pa.Table]) -
     with duckdb.connect(str(lake / "snapshots" / f"{number:06d}.duckdb"), read_only=True) as db:
         for table in TABLES:
             published = read(table.name)
+            if db.execute(f"SELECT count(*) FROM {table.qualified_name}").fetchone() == (published.num_rows,) == (0,):
+                continue
             described = db.execute(f"DESCRIBE {table.qualified_name}").fetchall()
             shared = [(row[0], row[1]) for row in described if row[0] in published.column_names]
             assert {"_fetched_at", "_run_id"} <= {name for name, _ in shared}
