@@ -32,6 +32,7 @@ from tests.images.image_harness import files_in, rows_of
 from tests.lake.corruption import flip
 from tests.lake.operations import told
 from tests.lake_copies import copy_lake
+from tests.publish.erasure import purged
 from tests.publish.lake_history import History
 from tests.publish.stopping_store import URL, PublisherStopped, StoppingStore, choose_stops
 from tests.publish.target_reading import attached, differing, latest, published
@@ -82,6 +83,10 @@ def test_a_stop_at_any_write_heals(pictured: PicturedLakes, tmp_path: Path) -> N
         assert shown(store, tmp_path / f"copy{number}") == new
     assert seen == {False, True}
     assert differing(lake, store, tmp_path / "copy") == []
+    answer = purged(lake, max(key[0] for key in rows_of(lake)))
+    assert (answer.code, f"{URL}: NOT ERASED: " in answer.out) == (ExitCode.PUBLISH, True), (
+        "no other process reaches it"
+    )
 
 
 def test_a_first_publish_that_stopped_is_completed(history: History, tmp_path: Path) -> None:
@@ -94,6 +99,12 @@ def test_a_first_publish_that_stopped_is_completed(history: History, tmp_path: P
         store = store.fork(stop_at=number)
         with pytest.raises(PublisherStopped):
             published(history.root, store)
+    whole = store.fork()
+    published(history.root, whole)
+    store = store.fork(stop_at=whole.writes)  # the catalog is there, and no record names it
+    with pytest.raises(PublisherStopped):
+        published(history.root, store)
+    assert store.written[-1] == LATEST
     store = store.fork()
     there = len([item for item in store.list() if is_raw_path(item.path)])
     result = published(history.root, store)
