@@ -83,9 +83,12 @@ async def test_a_proxy_is_no_way_to_private_addresses(tmp_path: Path, monkeypatc
                 assert isinstance(link, RefusedImage), private
                 assert "private" in link.reason
             assert proxy.asked == []
-            public = asking.check("https://images.invalid/1.jpg?sig=x")
-            assert not isinstance(public, RefusedImage)
-            with pytest.raises(RetriesExhaustedError, match="proxy refused"):
-                await asking.download(public, IncomingFile(tmp_path))
-        assert set(proxy.asked) == {"CONNECT images.invalid:443 HTTP/1.1"}
+        # The host of the service may be a private one: the user has named it.
+        for host, other in (("service.example", "images.invalid"), ("localhost", "localhost")):
+            async with ImageClient(f"https://{host}", "token", options=options, time_source=TimeSource()) as asking:
+                public = asking.check(f"https://{other}/1.jpg?sig=x")
+                assert not isinstance(public, RefusedImage)
+                with pytest.raises(RetriesExhaustedError, match="proxy refused"):
+                    await asking.download(public, IncomingFile(tmp_path))
+        assert set(proxy.asked) == {f"CONNECT {host}:443 HTTP/1.1" for host in ("images.invalid", "localhost")}
     assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240 (one empty folder)
