@@ -48,7 +48,7 @@ types: $(STAMP) ## run mypy in strict mode
 format: $(STAMP) ## format the code with ruff and apply safe fixes
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix-only .
 
-docs: $(STAMP) ## generate the reference pages and the diagram, and build the site into build/site (strict, offline)
+docs: $(STAMP) ## generate the reference pages, and build the site into build/site (strict, offline)
 	@$(BIN)/python -m tests.docs.generate
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 

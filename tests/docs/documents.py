@@ -135,7 +135,6 @@ _PATHS: Final = [
 DOCUMENTS: Final = {str(path.relative_to(ROOT)): Document(path) for path in _PATHS}
 README: Final = DOCUMENTS["README.md"]
 ARCHITECTURE: Final = DOCUMENTS["docs/architecture.md"]
-CLI: Final = DOCUMENTS["docs/cli.md"]
 INDEX: Final = DOCUMENTS["docs/index.md"]
 OPERATIONS: Final = DOCUMENTS["docs/operations.md"]
 QUERIES: Final = DOCUMENTS["docs/queries.md"]

@@ -12,11 +12,12 @@ from typer.main import get_command
 from pipeline import cli
 from pipeline.settings import PREFIX, Settings
 from pipeline.settings_template import SECTIONS, render_settings_file
-from tests.docs.diagram import draw_diagram
+from schemas.references import find_reference
+from schemas.tables import TABLES
 from tests.docs.json_page import format_json_page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pydantic.fields import FieldInfo
 
@@ -34,15 +35,15 @@ def render(page: str) -> str:
 # docs/cli.md: settings
 
 
+_SETTINGS_TEXT: Final = f"""\
+The environment variable of a setting is its name in capitals after `{PREFIX}`: `{PREFIX}MAX_CONCURRENCY`
+for `max_concurrency`. `--set NAME=VALUE` gives a setting to one command: `--set max_concurrency=8`.
+The section
+[Choose settings](operations.md#choose-settings) explains the layers."""
+
+
 def _settings() -> str:
-    lines = [
-        "## All settings",
-        "",
-        f"The environment variable of a setting is its name in capitals after `{PREFIX}`: `{PREFIX}MAX_CONCURRENCY`",
-        "for `max_concurrency`. `--set NAME=VALUE` gives a setting to one command: `--set max_concurrency=8`.",
-        "The section",
-        "[Choose settings](operations.md#choose-settings) explains the layers.",
-    ]
+    lines = ["## All settings", "", *_SETTINGS_TEXT.splitlines()]
     for name, field in Settings.model_fields.items():
         if name in SECTIONS:
             lines += ["", f"### {SECTIONS[name]}", "", "| setting | type | default | meaning |", "|---|---|---|---|"]
@@ -96,14 +97,8 @@ def _commands() -> str:
             for parameter in own
             if parameter.param_type_name == "argument"
         )
-        lines += [
-            "",
-            f"### {name}",
-            "",
-            f"`scanlake {name} [OPTIONS]{arguments}`",
-            "",
-            *_help_text(commands[name].help),
-        ]
+        lines += ["", f"### {name}", "", f"`scanlake {name} [OPTIONS]{arguments}`", ""]
+        lines += _help_text(commands[name].help)
         if own:
             lines += ["", *_option_table(own)]
     return "\n".join(lines) + "\n"
@@ -151,13 +146,28 @@ def _escape(text: str) -> str:
     return text.replace("|", r"\|").replace("*", r"\*")
 
 
-PAGES: Final = {"cli.md": lambda: f"{_commands()}\n{_settings()}", "json.md": format_json_page}
+# docs/tables.md: keys and references
 
-PICTURE: Final = DOCS / "images" / "tables.svg"
+
+def _tree(parent: str = "", indent: str = "") -> Iterator[str]:
+    """Yield the tables of main below a parent with their keys, and their columns that name rows of other tables."""
+    for table in TABLES:
+        if table.schema == "main" and (table.parent or "") == parent:
+            yield f"{indent + table.name:<29}  {', '.join(table.key)}"
+            for column in table.columns:
+                if column.name != "file_id" and (target := find_reference(table.name, column.name)):
+                    yield f"{'':<29}  {column.name} -> {target}"
+            yield from _tree(table.name, f"{indent}  ")
+
+
+PAGES: Final[dict[str, Callable[[], str]]] = {
+    "cli.md": lambda: f"{_commands()}\n{_settings()}",
+    "json.md": format_json_page,
+    "tables.md": lambda: "\n".join(["```text", *_tree(), "```", ""]),
+}
 TEMPLATE: Final = DOCS.parent / "configs" / "scanlake.toml"
 
 if __name__ == "__main__":
     for page in PAGES:
         (DOCS / page).write_text(render(page), encoding="utf-8")
-    PICTURE.write_text(draw_diagram(), encoding="utf-8")
     TEMPLATE.write_text(render_settings_file({}), encoding="utf-8")

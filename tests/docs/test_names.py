@@ -11,19 +11,11 @@ from typer import Exit as Leaving
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-import pipeline
 from pipeline import cli
 from pipeline.config import load_all_sources
 from pipeline.errors import ExitCode
-from pipeline.lake.catalog_images import IMAGE_COLUMNS, IMAGES_TABLE
-from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS
-from pipeline.lake.image_records import ImageState
-from pipeline.lake.meta_tables import FRESHNESS_COLUMNS, META_TABLES
-from pipeline.lake.request_log import OrderState
-from pipeline.lake.user_query import TABLE_FUNCTIONS
-from pipeline.lake.view_definitions import FILE_SUMMARY
+from pipeline.lake.meta_tables import META_TABLES
 from pipeline.monitoring.metrics import METRICS
-from pipeline.reports.models import ManifestFile
 from pipeline.settings import Settings
 from schemas.tables import TABLES
 from tests.docs import documents
@@ -33,39 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-_FOR_DEVELOPERS: Final = {"docs/architecture.md", "docs/glossary.md", "docs/json.md", "CONTRIBUTING.md"}
-"""Documents that name functions, patterns and keys."""
-
-_EXTERNAL_NAMES: Final = frozenset(
-    {
-        "SSL_CERT_FILE",  # OpenSSL's
-        *("AWS_ACCESS_KEY_ID", "AWS_REGION", "AWS_ENDPOINT_URL"),  # of the AWS libraries
-        *("PYICEBERG_CATALOG__SCANLAKE__URI", "PYICEBERG_CATALOG__SCANLAKE__TYPE"),  # of pyiceberg
-        "hard_delete",  # dlt's
-        *(
-            "unknown_key",
-            "type_mismatch",
-            "not_ordered",
-        ),  # values in meta.*
-        "refers_to",  # a column of meta.data_dictionary
-        "exit_code",  # a label of scanlake_runs_total
-        *("query_table", "read_parquet"),  # DuckDB's, as the next ones
-        *TABLE_FUNCTIONS,
-        *("list_tables", "describe_table"),  # tools of `scanlake mcp`
-        *OrderState,
-        *ImageState,
-        *(metric.name for metric in METRICS),
-    }
-)
+_TEST: Final = re.compile(r"`(\w+): (test_\w+)`")
 _FLAG: Final = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
-_META: Final = frozenset(
-    {
-        *(table.name for table in META_TABLES),
-        *(table.name for table in TABLES if table.schema == "meta"),
-        "freshness",
-        "data_dictionary",
-    }
-)
 
 
 @cache
@@ -82,10 +43,8 @@ def _command_name(words: list[str]) -> str | None:
 
 
 def _flags(command: Any) -> set[str]:
-    return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {
-        "-h",
-        "--help",
-    }
+    names = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return names | {"-h", "--help"}
 
 
 @cache
@@ -99,43 +58,9 @@ def _source() -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "pipeline").rglob("*.py")))
 
 
-@cache
-def _names() -> frozenset[str]:
-    """Return every name that can be in backticks: tables, columns, settings, the Python interface."""
-    views = (row[0].strip("`") for row in documents.TABLES.table("view"))
-    columns = (column.name for table in TABLES for column in table.columns)
-    of_meta = (name for table in META_TABLES for name, _, _ in table.columns)
-    fresh = (name for name, _, _ in FRESHNESS_COLUMNS)
-    tables = (table.name for table in TABLES)
-    history = (FILE_EVENTS, FILE_VERSIONS)
-    of_views = (name for view in (*history, FILE_SUMMARY) for name in (view.name, *(name for name, _ in view.columns)))
-    names = [*views, *of_views, *columns, *of_meta, *fresh, *tables, *_META, *Settings.model_fields, *pipeline.__all__]
-    names += [*vars(pipeline.Client), "to_datetime", "model_extra"]  # the client and its files
-    names += [*ManifestFile.model_fields, IMAGES_TABLE, *(name for name, _, _ in IMAGE_COLUMNS)]
-    return frozenset([*names, "_source"])
-
-
-def _spans() -> list[tuple[str, str]]:
-    """Return the code in backticks of every document, with the document's name."""
-    return [(name, text) for name, document in DOCUMENTS.items() for text in document.code_spans]
-
-
-@cache
-def _commands_in_use() -> frozenset[str]:
-    written = [document for name, document in DOCUMENTS.items() if name != "docs/cli.md"]
-    lines = [call for document in written for step in document.steps for call in calls(step.command)]
-    lines += [text.split()[1:] for document in written for text in document.code_spans if text.startswith("scanlake ")]
-    return frozenset(name for line in lines if (name := _command_name(line)))
-
-
 def _refuse(bad: Sequence[object]) -> None:
     """Fail with every one of the bad names, one a line."""
     assert not bad, "\n" + "\n".join(map(str, bad))
-
-
-def test_every_command_is_shown_in_use() -> None:
-    """Beyond the generated reference, the documents show every command in use."""
-    _refuse(sorted(set(cli.COMMANDS) - _commands_in_use()))
 
 
 def _find_refusal(call: list[str]) -> str | None:
@@ -177,23 +102,8 @@ def _find_bad_command(text: str) -> bool:
 
 def test_every_command_and_flag_exists() -> None:
     """A command after `scanlake`, and a flag in backticks, exist; a flag beside its command belongs to it."""
-    _refuse([(name, text) for name, text in _spans() if _find_bad_command(text)])
-
-
-def _find_bad_names(text: str) -> list[str]:
-    """Return the names in backticks that are no meta table, no name of the lake or the program, and no constant."""
-    bad = [f"meta.{word}" for word in re.findall(r"(?<![\w.])meta\.(\w+)", text) if word not in _META]
-    if re.fullmatch(r"_?[a-z]+(_[a-z]+)+", text) and text not in _names() | _EXTERNAL_NAMES:
-        bad.append(text)
-    constants = re.findall(r"\b[A-Z]+_[A-Z_]+[A-Z]\b", text)
-    known = [word.startswith("SCANLAKE_") or word in _EXTERNAL_NAMES or f'"{word}"' in _source() for word in constants]
-    return bad + [word for word, is_known in zip(constants, known, strict=True) if not is_known]
-
-
-def test_every_name_exists() -> None:
-    """Names with an underscore in backticks are tables, columns, settings or metrics."""
-    spans = [(name, text) for name, text in _spans() if name not in _FOR_DEVELOPERS | {"docs/json.md"}]  # generated
-    _refuse([(name, bad) for name, text in spans if (bad := _find_bad_names(text))])
+    spans = [(name, text) for name, document in DOCUMENTS.items() for text in document.code_spans]
+    _refuse([(name, text) for name, text in spans if _find_bad_command(text)])
 
 
 def test_the_settings_shown_exist(tmp_path: Path) -> None:
@@ -225,6 +135,23 @@ def test_reference_tables_are_complete() -> None:
     rows = OPERATIONS.table("exit code")
     assert [int(row[0]) for row in rows] == [int(code) for code in ExitCode]
     assert all(len(row) == 3 and all(row) for row in rows)
-    assert {row[0].strip("`").removeprefix("meta.") for row in documents.TABLES.table("meta table")} == _META
+    meta = {table.name for table in (*META_TABLES, *TABLES) if getattr(table, "schema", "meta") == "meta"}
+    described = {row[0].strip("`").removeprefix("meta.") for row in documents.TABLES.table("meta table")}
+    assert described == meta | {"freshness", "data_dictionary"}
     listed = [name for row in OPERATIONS.table("metric") for name in re.findall(r"`(\w+)`", row[0])]
     assert sorted(listed) == sorted(metric.name for metric in METRICS)
+
+
+def test_every_promise_has_a_test_that_exists() -> None:
+    """Each row names at least one test, by its folder, and the folder has a function of that name."""
+    rows = DOCUMENTS["docs/architecture.md"].table("promise")
+    assert len(rows) >= 40
+    missing = []
+    for promise, tests in rows:
+        named = _TEST.findall(tests)
+        assert named, promise
+        for folder, name in named:
+            sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / folder).rglob("test_*.py"))
+            if f"def {name}(" not in sources:
+                missing.append(f"{promise}: tests/{folder} has no {name}")
+    assert not missing
