@@ -5,20 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.docs.documents import ROOT, Document
-from tests.lint import names, pages, sizes
+from tests.lint import names, pages
 from tests.lint.__main__ import print_problems
 from tests.lint.problems import Problem, Source
 from tests.rows import every
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import pytest
-
-
-def advice(problems: Iterable[Problem]) -> list[str]:
-    """Return the problems as they are printed."""
-    return [str(problem) for problem in problems]
 
 
 @every(
@@ -38,35 +31,17 @@ def test_words_of_the_old_dialect_are_found(text: str, line: int, start: str) ->
     assert str(problem).startswith(f"m.py:{line}: {start}")
 
 
-def test_usual_names_are_accepted() -> None:
-    """A verb and nouns of the glossary are no problem."""
-    source = Source("m.py", "def read_rows(path):\n    '''Read the rows of a part.'''\n    part = path\n")
-    assert not [*names.check_words(source), *names.check_function_names(source), *sizes.check_sizes(source)]
-
-
-def test_names_of_functions_classes_and_modules() -> None:
-    """Participles as functions, a class name twice, exceptions without Error and vague modules are found."""
-    functions = "def chosen(): ...\ndef _with_place(): ...\ndef read_rows(): ..."
-    assert advice(names.check_function_names(Source("m.py", functions))) == [
-        "m.py:1: begin chosen with a verb",
-        "m.py:2: begin _with_place with a verb",
-    ]
+def test_names_and_sizes() -> None:
+    """A class name twice, vague modules and long files are found; usual names are not."""
+    usual = Source("m.py", "def read_rows(path):\n    '''Read the rows of a part.'''\n    part = path\n")
+    assert not [*names.check_words(usual), *names.check_modules(usual)]
     classes = [Source("one.py", "class Part: ..."), Source("two.py", "class Part: ...\nclass Other: ...")]
-    assert advice(names.check_class_names(classes)) == ["two.py:1: rename Part: one.py has a class of that name"]
-    errors = "class LakeBusy(OSError): ...\nclass Nested(LakeBusy): ...\nclass LakeError(OSError): ..."
-    assert [problem.line for problem in names.check_class_names([Source("m.py", errors)])] == [1, 2]
-    modules = [Source("pipeline/utils.py", ""), Source("pipeline/lake/parts.py", "")]
-    assert advice(names.check_module_names(modules)) == [
-        "pipeline/utils.py:1: name the module after its content, not utils"
-    ]
-
-
-def test_long_files_and_functions() -> None:
-    """A function with 46 statements and a file with 321 are found; docstrings are not counted."""
-    function = 'def long():\n    """Do."""\n' + "    x = 1\n" * 46
-    assert advice(sizes.check_sizes(Source("m.py", function))) == ["m.py:1: split long: 46 statements, at most 45"]
-    assert [problem.line for problem in sizes.check_sizes(Source("m.py", "x = 1\n" * 321))] == [1]
-    assert not advice(sizes.check_sizes(Source("m.py", "x = 1\n" * 320 + '"""A text."""\n' * 9)))
+    [problem] = names.check_class_names(classes)
+    assert str(problem) == "two.py:1: rename Part: one.py has a class of that name"
+    [problem] = names.check_modules(Source("pipeline/utils.py", ""))
+    assert str(problem) == "pipeline/utils.py:1: name the module after its content, not utils"
+    assert [problem.line for problem in names.check_modules(Source("m.py", "x = 1\n" * 321))] == [1]
+    assert not list(names.check_modules(Source("m.py", "x = 1\n" * 320 + '"""A text."""\n' * 9)))
 
 
 def test_problems_are_printed_by_place(capsys: pytest.CaptureFixture[str]) -> None:

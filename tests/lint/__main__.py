@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tests.docs.documents import DOCUMENTS
-from tests.lint import names, pages, sizes
+from tests.lint import names, pages
 from tests.lint.problems import read_sources
 
 if TYPE_CHECKING:
@@ -21,11 +21,9 @@ def find_problems() -> Iterator[Problem]:
     everything = [*product, *read_sources(["tests"])]
     for source in product:
         yield from names.check_words(source)
-        yield from names.check_function_names(source)
     yield from names.check_class_names(product)
-    yield from names.check_module_names(everything)
     for source in everything:
-        yield from sizes.check_sizes(source)
+        yield from names.check_modules(source)
     for document in DOCUMENTS.values():
         yield from pages.check_page(document)
     yield from pages.check_named_code()

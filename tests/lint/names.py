@@ -1,4 +1,4 @@
-"""The rules of names and words: one name for one thing, verbs for functions, and no private dialect."""
+"""The rules of names, words and sizes: one name for one thing, verbs for functions, and no private dialect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from tests.lint.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from tests.lint.problems import Source
 
@@ -41,17 +41,9 @@ _ALLOWED: Final[dict[str, frozenset[str]]] = {
 }
 """Words that a module may use after all, with the reason beside each."""
 
-_NOT_FIRST_WORDS: Final = frozenset(
-    "aggregated are by chosen counted known labelled made must no one purged quoted recorded"
-    " shown some sorted spelled taken unseen whole with wrong".split()
-)
-"""Words that no function name begins with: participles, determiners and prepositions do not say what it does."""
-
-_EXCEPTIONS: Final = frozenset({"Exception", "BaseException", "ScanlakeError", "ValueError", "OSError", "RuntimeError"})
-_NOT_ERRORS: Final = frozenset({"RunInterrupted", "RemoteTraceback"})
-"""Exceptions that end a run on purpose."""
-
 _VAGUE: Final = frozenset({"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"})
+_MAX_STATEMENTS: Final = 320
+"""In a file; ruff counts those of a function."""
 
 
 def check_words(source: Source) -> Iterator[Problem]:
@@ -68,41 +60,27 @@ def check_words(source: Source) -> Iterator[Problem]:
             yield Problem(source.path, line, f"replace {word!r} by a word of docs/glossary.md")
 
 
-def check_function_names(source: Source) -> Iterator[Problem]:
-    """Find functions whose name begins with a participle, a determiner or a preposition."""
-    for node in source.functions:
-        if (words := _split_name(node.name)) and words[0] in _NOT_FIRST_WORDS:
-            yield Problem(source.path, node.lineno, f"begin {node.name} with a verb")
-
-
-def check_class_names(sources: Sequence[Source]) -> Iterator[Problem]:
-    """Find class names that two modules define, and exceptions that do not end in Error."""
+def check_class_names(sources: Iterable[Source]) -> Iterator[Problem]:
+    """Find class names that two modules define; the emulator is a program of its own."""
     defined: dict[str, str] = {}
-    exceptions = _find_exceptions(node for source in sources for node in source.classes)
-    for source in sources:
-        for node in source.classes:
-            # The emulator is a program of its own.
-            first = source.path if "/emulator/" in source.path else defined.setdefault(node.name, source.path)
-            if first != source.path:
-                yield Problem(source.path, node.lineno, f"rename {node.name}: {first} has a class of that name")
-            if node.name in exceptions - _NOT_ERRORS and not node.name.endswith("Error"):
-                yield Problem(source.path, node.lineno, f"end the name of the exception {node.name} in Error")
+    classes = ((source.path, node) for source in sources for node in source.nodes if isinstance(node, ast.ClassDef))
+    for path, node in classes:
+        if "/emulator/" not in path and (first := defined.setdefault(node.name, path)) != path:
+            yield Problem(path, node.lineno, f"rename {node.name}: {first} has a class of that name")
 
 
-def check_module_names(sources: Iterable[Source]) -> Iterator[Problem]:
-    """Find modules whose name says nothing about their content."""
-    for source in sources:
-        for vague in sorted(_VAGUE & set(source.path.removesuffix(".py").split("/"))):
-            yield Problem(source.path, 1, f"name the module after its content, not {vague}")
+def check_modules(source: Source) -> Iterator[Problem]:
+    """Find modules whose name says nothing about their content, and those with too many statements."""
+    for vague in sorted(_VAGUE & set(source.path.removesuffix(".py").split("/"))):
+        yield Problem(source.path, 1, f"name the module after its content, not {vague}")
+    count = sum(isinstance(node, ast.stmt) and not _is_text(node) for node in source.nodes)
+    if count > _MAX_STATEMENTS:
+        yield Problem(source.path, 1, f"split the file: {count} statements, at most {_MAX_STATEMENTS}")
 
 
-def _find_exceptions(classes: Iterable[ast.ClassDef]) -> frozenset[str]:
-    nodes, known = list(classes), _EXCEPTIONS
-    while True:
-        derived = {node.name for node in nodes if {getattr(parent, "id", "") for parent in node.bases} & known}
-        if derived <= known:
-            return known - _EXCEPTIONS | derived
-        known |= derived
+def _is_text(node: ast.stmt) -> bool:
+    """Return whether this is a docstring, which costs nothing."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _split_name(name: str) -> list[str]:

@@ -32,24 +32,9 @@ class Source:
         self.text = text
 
     @cached_property
-    def tree(self) -> ast.Module:
-        """Its syntax tree."""
-        return ast.parse(self.text)
-
-    @cached_property
     def nodes(self) -> list[ast.AST]:
         """All nodes of its syntax tree."""
-        return list(ast.walk(self.tree))
-
-    @cached_property
-    def functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-        """All its functions and methods."""
-        return [node for node in self.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-
-    @cached_property
-    def classes(self) -> list[ast.ClassDef]:
-        """All its classes."""
-        return [node for node in self.nodes if isinstance(node, ast.ClassDef)]
+        return list(ast.walk(ast.parse(self.text)))
 
 
 def read_sources(folders: Iterable[str]) -> list[Source]:
