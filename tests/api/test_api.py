@@ -1,7 +1,8 @@
-"""The Python interface, used as a program or a notebook uses it."""
+"""The Python interface, used as a program or a notebook uses it, and as its page shows it."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import signal
 import subprocess
@@ -14,8 +15,10 @@ import pytest
 import pipeline
 from pipeline.emulator import Emulator
 from pipeline.errors import RunInterrupted, SettingsError
+from tests.docs import documents
 
 FILES = 20
+PAGE = documents.QUERIES.section("Python")
 
 
 def settings_of(emulator: Emulator, lake: Path) -> dict[str, Any]:
@@ -23,27 +26,27 @@ def settings_of(emulator: Emulator, lake: Path) -> dict[str, Any]:
     return {"lake": lake, "base_url": emulator.base_url, "token": emulator.token}
 
 
-async def test_a_lake_is_synced_and_queried(tmp_path: Path) -> None:
-    """A sync in a running loop fills the lake, a second one brings what changed, and `refresh` shows it.
-
-    A query only reads tables.
-    """
+async def test_the_documented_blocks_run(tmp_path: Path) -> None:
+    """A script syncs and queries a lake, a notebook brings what changed, `refresh` shows it, and a query only reads."""
+    names: dict[str, Any] = {}
     async with Emulator(FILES, seed=3) as emulator:
-        first = await pipeline.sync_lake_async(**settings_of(emulator, tmp_path / "lake"))
-        assert first["ok"]
-        assert first["files_stored"] == FILES
+        script, notebook = (
+            text.replace("https://service.example", emulator.base_url).replace("secret-token", emulator.token)
+            for text in PAGE.blocks("python")[:2]
+        )
+        await asyncio.to_thread(exec, script, names)
+        assert (names["result"]["ok"], names["result"]["files_stored"]) == (True, FILES)
+        assert sum(count for _, count in names["rows"]) > 0
         with pipeline.open_lake(tmp_path / "lake") as lake:
-            assert lake.sql("SELECT count(*) FROM files").fetchall() == [(FILES,)]
             assert lake.freshness()["files"] == FILES
             assert {"files", "uploads", "meta.runs"} <= set(lake.tables())
             emulator.world.create(5)
-            # Blocking, as in a script; the emulator needs this loop.
-            second = await asyncio.to_thread(pipeline.sync_lake, **settings_of(emulator, tmp_path / "lake"))
-            assert second["files_stored"] >= 5
+            code = compile(notebook, "docs/queries.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            await eval(code, names)  # noqa: S307 - a block of the project's own page
+            assert names["result"]["files_stored"] >= 5
             assert lake.sql("SELECT count(*) FROM files").fetchall() == [(FILES,)]
             lake.refresh()
             assert lake.sql("SELECT count(*) FROM files").fetchall() == [(FILES + 5,)]
-            # What writes or reads a file is refused, and so is wrong SQL.
             for query in (f"COPY files TO '{tmp_path}/out.csv'", "SELECT * FROM '/etc/passwd'", "SELECT nothing"):
                 with pytest.raises(SettingsError):
                     lake.sql(query)
@@ -52,9 +55,8 @@ async def test_a_lake_is_synced_and_queried(tmp_path: Path) -> None:
 async def test_a_cancelled_sync_keeps_what_it_has(tmp_path: Path) -> None:
     """A cancelled sync ends in good order with the files it has, and the next one completes it."""
     async with Emulator(FILES, seed=4) as emulator:
-        task = asyncio.create_task(
-            pipeline.sync_lake_async(**settings_of(emulator, tmp_path / "lake"), max_concurrency=2)
-        )
+        settings = settings_of(emulator, tmp_path / "lake")
+        task = asyncio.create_task(pipeline.sync_lake_async(**settings, max_concurrency=2))
         loop = asyncio.get_running_loop()
 
         def cancel_in_the_middle(_endpoint: str) -> None:
@@ -65,15 +67,15 @@ async def test_a_cancelled_sync_keeps_what_it_has(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         emulator.on_request = None
-        done = await pipeline.sync_lake_async(**settings_of(emulator, tmp_path / "lake"))
-        assert done["ok"]
-        assert 0 < done["files_stored"] < FILES
-        with pipeline.open_lake(tmp_path / "lake") as lake:
-            assert lake.sql("SELECT count(*) FROM files").fetchall() == [(FILES,)]
+        done = await pipeline.sync_lake_async(**settings)
+    assert done["ok"]
+    assert 0 < done["files_stored"] < FILES
+    with pipeline.open_lake(tmp_path / "lake") as lake:
+        assert lake.sql("SELECT count(*) FROM files").fetchall() == [(FILES,)]
 
 
 async def test_ctrl_c_stops_a_script_in_order(tmp_path: Path) -> None:
-    """Ctrl-C in a script ends its sync in good order with the files it has, and leaves no process behind."""
+    """Ctrl-C in a script ends its sync in good order: the files that it has are in the lake."""
     async with Emulator(FILES, seed=5) as emulator:
         arguments = settings_of(emulator, tmp_path / "lake") | {"lake": str(tmp_path / "lake"), "max_concurrency": 2}
         script = f"import pipeline\ntry: pipeline.sync_lake(**{arguments})\nexcept KeyboardInterrupt: print('stopped')"
@@ -83,44 +85,29 @@ async def test_ctrl_c_stops_a_script_in_order(tmp_path: Path) -> None:
             await asyncio.sleep(0.02)
         process.send_signal(signal.SIGINT)
         assert (await process.communicate())[0] == b"stopped\n"
-        emulator.set_faults(latency_ms=0.0)
-        done = await pipeline.sync_lake_async(**settings_of(emulator, tmp_path / "lake"))
-        assert done["ok"]
-        assert 0 < done["files_stored"] < FILES
+    with pipeline.open_lake(tmp_path / "lake") as lake:
+        ((stored,),) = lake.sql("SELECT count(*) FROM files").fetchall()
+    assert 0 < stored < FILES
 
 
 def test_no_lake_is_no_lake(tmp_path: Path) -> None:
-    """Where no lake is, and without a service, a program gets scanlake's own error."""
+    """Where no lake is, and without a service, a program gets scanlake's own error, by one name."""
     with pytest.raises(pipeline.ScanlakeError, match="No lake"):
         pipeline.open_lake(tmp_path)
     with pytest.raises(SettingsError, match="base_url"):
         pipeline.sync_lake(lake=tmp_path / "lake", token="t" * 20)
     assert list(tmp_path.iterdir()) == []
+    assert issubclass(RunInterrupted, pipeline.ScanlakeError)
 
 
-def test_the_names_are_lazy() -> None:
-    """Importing the package imports neither DuckDB nor the HTTP library, and every public name can be imported."""
+def test_the_names_are_lazy_and_documented() -> None:
+    """Importing the package imports neither DuckDB nor the HTTP library; each public name is there, and on the page."""
     code = (
         "import sys, pipeline; assert not {'duckdb', 'aiohttp'} & set(sys.modules);"
         "print(sorted(n for n in pipeline.__all__ if getattr(pipeline, n) is None))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(pipeline.__file__).parents[1],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=Path(pipeline.__file__).parents[1], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
-
-
-def test_it_is_typed() -> None:
-    """Type checkers read the annotations: the packages have their marker."""
-    root = Path(pipeline.__file__).parent
-    assert (root / "py.typed").is_file()
-    assert (root.parent / "schemas" / "py.typed").is_file()
-
-
-def test_an_interrupted_run_is_named() -> None:
-    """What stops a sync is a `ScanlakeError`, which a program can catch by one name."""
-    assert issubclass(RunInterrupted, pipeline.ScanlakeError)
+    listed = {name.partition("(")[0] for name in PAGE.code_spans}
+    assert set(pipeline.__all__) - {"__version__", "OpenLake"} <= listed
