@@ -1,9 +1,11 @@
-"""The command as a real process, and a small published lake for it to read."""
+"""The command, as a process and in this one, and a small published lake for it to read."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import duckdb
@@ -12,12 +14,15 @@ import pytest
 
 from pipeline.lake.meta_tables import FRESHNESS_COLUMNS, META_TABLES
 from schemas.tables import TABLES
+from tests.commands.conftest import main
 from tests.forkserver import run_command
+from tests.made_once import make_once
 from tests.processes import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
+__all__ = ["lake", "main", "scanlake"]
 
 NOON: Final = datetime(2024, 3, 31, 12)  # noqa: DTZ001 - the lake's times are UTC without saying so
 HOSTILE: Final = "=cmd|' /C calc'!A0\x1b[31m, \"quoted\"\nsecond line"
@@ -25,71 +30,70 @@ HOSTILE: Final = "=cmd|' /C calc'!A0\x1b[31m, \"quoted\"\nsecond line"
 
 @pytest.fixture
 def scanlake(tmp_path: Path) -> Callable[..., Answer]:
-    """Runs the command in the test's folder; extra keywords are environment variables, `stdin` its input."""
+    """Runs the command as a process, in the test's folder; keywords are environment variables."""
 
-    def call(*arguments: str, stdin: str = "", **environment: str) -> Answer:
+    def call(*arguments: str, **environment: str) -> Answer:
         env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "120", **environment}
-        finished = run_command(arguments, cwd=tmp_path, env=env, stdin=stdin.encode())
+        finished = run_command(arguments, cwd=tmp_path, env=env)
         return Answer(finished.code, finished.out.decode(), finished.err.decode())
 
     return call
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Path:
+def lake(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A published lake of three files, in the shape the lake layer publishes."""
-    root = tmp_path / "lake"
-    (root / "tables").mkdir(parents=True)
+    made = make_once(tmp_path_factory, "lake-of-three-files", _make_lake)
+    return Path(shutil.copytree(made, tmp_path / "lake"))
+
+
+def _make_lake(root: Path) -> Path:
+    (root / "tables").mkdir()
     with duckdb.connect(":memory:") as db:
         db.execute(f"ATTACH '{root / 'catalog.duckdb'}' AS lake (STORAGE_VERSION 'v1.4.0')")
         db.execute("USE lake")
         db.execute("CREATE SCHEMA meta")
         for table in TABLES:
-            rows = _rows_of(table.name, table.arrow)
+            rows = pa.Table.from_pylist(_FILES if table.name == "files" else [], schema=table.arrow)
             names = ", ".join(f'"{column.name}"' for column in table.columns)
             db.execute(f"CREATE TABLE {table.qualified_name} AS SELECT {names} FROM rows")
             del rows
-        columns = ", ".join(f"{name} {kind}" for name, kind, _ in FRESHNESS_COLUMNS)
-        db.execute(f"CREATE TABLE meta.freshness ({columns})")
-        for meta_table in META_TABLES:
-            columns = ", ".join(f"{name} {kind}" for name, kind, _ in meta_table.columns)
-            db.execute(f"CREATE TABLE meta.{meta_table.name} ({columns})")
+        for name, columns in (
+            ("freshness", FRESHNESS_COLUMNS),
+            *((table.name, table.columns) for table in META_TABLES),
+        ):
+            db.execute(f"CREATE TABLE meta.{name} ({', '.join(f'{column} {kind}' for column, kind, _ in columns)})")
         db.execute("CREATE TABLE meta.data_dictionary (table_name VARCHAR, is_view BOOLEAN)")
         listed = [[table.name] for table in TABLES if table.schema == "main"]
         db.executemany("INSERT INTO meta.data_dictionary VALUES (?, false)", listed)
-        _fill(db)
+        for name, row in _META_ROWS:
+            marks = ", ".join("?" for _ in row)
+            db.execute(f"INSERT INTO meta.{name} ({', '.join(row)}) VALUES ({marks})", list(row.values()))
         db.execute("USE memory")
         db.execute("DETACH lake")
     return root
 
 
-def _rows_of(name: str, schema: pa.Schema) -> pa.Table:
-    rows: list[dict[str, object]] = []
-    if name == "files":
-        comments = ("a", "", HOSTILE)
-        fetched = {"_has_detail": True, "_fetched_at": NOON, "_run_id": "r2", "_seq": 1}
-        rows = [
-            {"file_id": 9_007_199_254_740_993 + index, "scan_code": text, "updated_at": NOON, **fetched}
-            for index, text in enumerate(comments)
-        ]
-    return pa.Table.from_pylist(rows, schema=schema)
-
-
-def _fill(db: duckdb.DuckDBPyConnection) -> None:
-    freshness = {
+_FILES: Final[list[dict[str, object]]] = [
+    {
+        "file_id": 9_007_199_254_740_993 + index, "scan_code": text, "updated_at": NOON, "_has_detail": True,
+        "_fetched_at": NOON, "_run_id": "r2", "_seq": 1,
+    }
+    for index, text in enumerate(("a", "", HOSTILE))
+]  # fmt: skip
+_RUN: Final = {
+    "command": "sync", "started_at": NOON, "seconds": 1.5, "files_listed": 3, "files_stored": 3, "files_skipped": 0,
+    "rejects": 2,
+}  # fmt: skip
+_META_ROWS: Final[list[tuple[str, dict[str, object]]]] = [
+    ("freshness", {
         "watermark": NOON, "age_seconds": 7200.0, "snapshot": 2, "complete": True, "published_at": NOON,
         "files": 3, "deleted_files": 0, "rejects": 2, "last_run_id": "r2", "last_run_state": "done",
         "last_run_ended_at": NOON, "last_verify_at": None,
-    }  # fmt: skip
-    _insert(db, "freshness", freshness)
-    for run_id, state, error in (("r1", "failed", "the service was away"), ("r2", "done", None)):
-        run = {"run_id": run_id, "command": "sync", "state": state, "started_at": NOON, "seconds": 1.5, "error": error}
-        _insert(db, "runs", run | {"files_listed": 3, "files_stored": 3, "files_skipped": 0, "rejects": 2})
-    for file_id in (7, None):
-        _insert(db, "rejects", {"file_id": file_id, "reason": "no usable \x1b[31mid", "attempts": 1})
-    _insert(db, "schema_drift", {"table_name": "uploads", "key": "colour", "kind": "unknown_key", "count": 4})
-
-
-def _insert(db: duckdb.DuckDBPyConnection, table: str, row: dict[str, object]) -> None:
-    marks = ", ".join("?" for _ in row)
-    db.execute(f"INSERT INTO meta.{table} ({', '.join(row)}) VALUES ({marks})", list(row.values()))
+    }),
+    ("runs", {**_RUN, "run_id": "r1", "state": "failed", "error": "the service was away"}),
+    ("runs", {**_RUN, "run_id": "r2", "state": "done"}),
+    ("rejects", {"file_id": 7, "reason": "no usable \x1b[31mid", "attempts": 1}),
+    ("rejects", {"file_id": None, "reason": "no usable \x1b[31mid", "attempts": 1}),
+    ("schema_drift", {"table_name": "uploads", "key": "colour", "kind": "unknown_key", "count": 4}),
+]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
 def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Answer]]:
     """Runs the command line here: what a process would do, without its start. Keywords are environment variables."""
 
-    def call(*arguments: str, **environment: str) -> Answer:
+    def call(*arguments: str, stdin: str = "", **environment: str) -> Answer:
         capsys.readouterr()
         with monkeypatch.context() as around:
+            around.setattr(sys, "stdin", io.StringIO(stdin))
             for name, value in environment.items():
                 around.setenv(name, value)
             with pytest.raises(SystemExit) as end:

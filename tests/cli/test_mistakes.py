@@ -1,0 +1,117 @@
+"""What is typed wrongly: each mistake is exit code 2 and one line with what to do, before anything is asked or made."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Final
+
+from pipeline.settings import SECRET_SETTINGS
+from tests.cli.test_query_access import fingerprint
+from tests.rows import every
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.processes import Scanlake
+
+SERVICE: Final = {"SCANLAKE_BASE_URL": "http://127.0.0.1:9", "SCANLAKE_TOKEN": "a-token"}
+MISTAKES: Final = (  # the line as it is typed, with variables before it, and a part of the answer
+    # Names of commands and options
+    ("satus", "scanlake: No such command: satus. Did you mean status? See `scanlake --help`."),
+    ("prune", "scanlake: No such command: prune. Did you mean rebuild? See `scanlake --help`."),
+    ("purg", "scanlake: No such command: purg. See `scanlake --help`."),  # what cannot be undone is not offered
+    ("status --rnus 3", "scanlake: No such option: --rnus. Did you mean --runs? See `scanlake status --help`."),
+    ("--jsn status", "scanlake: No such option: --jsn. Did you mean --json? See `scanlake --help`."),
+    ("images export --out", "Option '--out' requires an argument. See `scanlake images export --help`."),
+    ("--lake", "scanlake: Option '--lake' requires an argument. See `scanlake --help`."),
+    ("status --runs many", "scanlake: Invalid value for '--runs': Input should be a valid integer"),
+    ("status extra", "scanlake: Got unexpected extra argument(s) (extra). See"),
+    ("query --format xml x", "scanlake: Invalid value for '--format'"),
+    ("emulator --port -1", "--port"),
+    ("emulator --port 80000", "--port"),
+    ("mcp --json", "mcp prints no JSON object"),
+    # An option that is none of `check`, or needs another one, runs no other check instead (finding S5)
+    ("check --snapshot 1", "--snapshot"),
+    ("check --dry-run", "--dry-run"),
+    ("check --to file:///x", "--to"),
+    ("check --allowed-signers x", "--allowed-signers"),
+    # Secrets are not shown
+    ("status --token s3cr3t", "The token must not be on the command line"),
+    ("--token=s3cr3t status", "The token must not be on the command line"),
+    ("SCANLAKE_TOKEN=s3cr3t query 'SELECT 1 AS s3cr3t'", "Put the token into SCANLAKE_TOKEN"),
+    ("sync --set base_url=https://x.example/api/v2/files?token=s3cr3t", "must not be on the command line"),
+    *((f"status --set {name}=s3cr3t", f"{name} must not be on the command line") for name in SECRET_SETTINGS),
+    ("SCANLAKE_TOKEN='Bearer s3cr3t' sync", "starts with `Bearer`"),
+    ("SCANLAKE_BASE_URL=https://u:s3cr3t@service.example sync", "must not have a user or password"),
+    # Settings
+    ("SCANLAKE_BASE_URL= sync", "base_url is required."),
+    ("SCANLAKE_TOKEN= sync", "No token is set."),
+    ("SCANLAKE_MAX_CONCURRENCY=many sync", "SCANLAKE_MAX_CONCURRENCY (environment)"),
+    ("sync --set max_concurrency=0", "--set max_concurrency"),
+    ("status --set max_concurency=8", "did you mean max_concurrency"),
+    ("status --set lang", "--set lang: no value. Use --set NAME=VALUE"),
+    ("SCANLAKE_TOKEN= sync --set token_file=gone", "token_file gone: No such file"),
+    ("sync --config gone.toml", "gone.toml: not found"),
+    ("sync --jobs 3", "--jobs requires --all"),
+    # An empty path, as of an unset variable, is not the current folder, and DuckDB reads no pattern
+    ("status --lake ''", "'--lake': is empty; give a path."),
+    ("status --config ''", "'--config': is empty; give a path."),
+    ("status --log-file ''", "'--log-file': is empty; give a path."),
+    ("--lake 'a?b' sync", "which DuckDB reads as a pattern"),
+    ("SCANLAKE_LAKE='a*b/lake' status", "which DuckDB reads as a pattern"),
+    ("status --lake 'a[1]'", "which DuckDB reads as a pattern"),
+    # Times and searches
+    ("sync --since yesterday", "--since is not an instant"),
+    ("sync --since 2026-02-01 --until 2026-01-01", "--until is not after --since"),
+    ("files --since yesterday", "--since is not an instant"),
+    ("files --end-date 2026-02-30", "--end-date is not an instant"),
+    ("files --since 2026-02-02 --until 2026-02-01", "--until is not after --since"),
+    ("files --start-date 2026-02-02 --end-date 2026-02-01", "--end-date is not after --start-date"),
+    ("files --field blue", "--field is not ID=VALUE"),
+    ("files --field seven=blue", "--field is not ID=VALUE"),
+    ("files --field 7=a --field 7=b", "--field 7 is given twice"),
+    ("files ''", "A reference is empty"),
+    ("files A --open", "FILES and --open exclude each other"),
+    ("files 7 --limit 3", "FILES and --limit exclude each other"),
+    ("files --include images", "'images' is not one of"),
+    ("files --include geocoding", "--include geocoding requires uploads"),
+    ("files --limit 0", "--limit"),
+    ("files --json --format csv", "--json and another --format exclude each other"),
+    ("files --format xlsx", "'xlsx' is not one of table, csv, json"),
+    # Queries: where they come from, where they go, what they say
+    ("query", "The query is empty."),
+    ("query -", "The query is empty."),
+    ("query '; -- nothing'", "The query is empty."),
+    ("query 'SELECT 1' --file q.sql", "exclude each other"),
+    ("query -f nope.sql", "--file nope.sql: No such file or directory."),
+    ("query 'SELECT 1' -o nodir/x.csv", "--out nodir/x.csv: folder nodir does not exist."),
+    ("query 'SELECT 1' -o . --format csv", "--out . is a folder."),
+    ("query 'SELECT 1' -o circle --format csv", "--out circle is a link that refers to itself."),
+    ("query 'SELECT 1' -o answer.docx", ".docx is no format of a result. Use .csv"),
+    ("query 'SELECT 1' -o lake/catalog.duckdb", "--out"),
+    ("query 'SELEC 1'", 'Parser Error: syntax error at or near "SELEC". Run `scanlake tables` to list tables and'),
+    ("query 'FROM filse'", 'Table with name filse does not exist! Did you mean "files"?'),
+    ("query \"COPY files TO 'x.csv'\"", "COPY: a query reads tables only. Use SELECT, FROM, PIVOT, DESCRIBE or SHOW"),
+    ("tables upload", "Did you mean uploads?"),
+    ("tables _parts", "_parts"),
+    ("tables meta.runs --lake nowhere", "Views and the tables of meta require a lake."),
+)  # fmt: skip
+
+
+@every("typed, says", MISTAKES)
+def test_a_mistake_is_one_line_with_what_to_do(typed: str, says: str, lake: Path, main: Scanlake) -> None:
+    """Each ends with 2 and one line that names the nearest right thing, shows no secret, and changes nothing."""
+    circle = lake.parent / "circle"
+    circle.unlink(missing_ok=True)
+    circle.symlink_to("circle")
+    before = sorted(path.name for path in lake.parent.iterdir()), fingerprint(lake)
+    words = shlex.split(typed)
+    given = [word.split("=", 1) for word in words if word.startswith("SCANLAKE_")]
+    answer = main(*words[len(given) :], **SERVICE | dict(given))
+    assert answer.code == 2, answer
+    [line] = answer.lines
+    assert line.startswith("scanlake: ")
+    assert says in line
+    assert line.endswith((".", "`", "?"))
+    assert "s3cr3t" not in answer.out + line
+    assert (sorted(path.name for path in lake.parent.iterdir()), fingerprint(lake)) == before
