@@ -10,17 +10,21 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from pipeline.child_commands import ChildLimits, start_command
+import pytest
+from structlog.testing import capture_logs
+
+from pipeline.child_commands import ChildLimits, run_maintenance, start_command
 from pipeline.emulator import Emulator, ImageOptions
+from pipeline.errors import RunInterrupted
+from pipeline.lake.lake import Lake
+from pipeline.process import run_async
 from pipeline.sources import environment_of_source
 from pipeline.worker_process import WorkerProcess
 from tests.conftest import CANARY
+from tests.forked_process import forked_children
 from tests.processes import children_of, executed, ran
-
-if TYPE_CHECKING:
-    import pytest
 
 _WORKER: Final = "from pipeline.worker_process import serve; import time; serve(time.sleep)"
 _PARENT: Final = f"from pipeline.worker_process import WorkerProcess; WorkerProcess('slow', {_WORKER!r}).exchange(60)"
@@ -73,29 +77,44 @@ async def test_a_command_ends_with_its_parent(tmp_path: Path) -> None:
     assert code == 0, err
 
 
-def read_environment(pid: int) -> bytes:
-    """Return the environment that a process was started with."""
-    return Path(f"/proc/{pid}/environ").read_bytes()
-
-
 async def test_a_child_has_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that gets no variables of its own, and a worker, have the environment without any token."""
-    variables = {"SCANLAKE_TOKEN": CANARY, "SCANLAKE_TOKEN_NORTH": f"{CANARY}n", "SCANLAKE_TOKEN_FILE": "token"}
-    for name, value in {**variables, "COPY_OF_IT": CANARY}.items():
-        monkeypatch.setenv(name, value)
+    """A worker and a command without variables have the environment without any token, that of a source its own."""
+    names = ("SCANLAKE_TOKEN", "SCANLAKE_TOKEN_NORTH", "SCANLAKE_TOKEN_SOUTH", "COPY_OF_IT")
+    for name, value in {**{name: f"{CANARY}{name}" for name in names}, "SCANLAKE_TOKEN_FILE": "token"}.items():
+        monkeypatch.setenv(name, value if name != "COPY_OF_IT" else CANARY + names[0])
     before = set(children_of(os.getpid()))
     async with start_command(["--version"], limits=ChildLimits()):
         worker = WorkerProcess("slow", _WORKER)
-        environments = [read_environment(pid) for pid in set(children_of(os.getpid())) - before]
+        children = set(children_of(os.getpid())) - before
+        environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in children]  # noqa: ASYNC240 - in memory
         worker.close()
     assert [CANARY.encode() in environment for environment in environments] == [False, False]
     assert all(b"SCANLAKE_TOKEN_FILE=token" in environment for environment in environments)
-
-
-def test_a_process_of_a_source_has_its_own_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --all a process has the token of its source, and none if its command needs none."""
-    for name in ("SCANLAKE_TOKEN", "SCANLAKE_TOKEN_NORTH", "SCANLAKE_TOKEN_SOUTH"):
-        monkeypatch.setenv(name, f"token of {name}")
     for command, expected in (("sync", {"SCANLAKE_TOKEN_NORTH"}), ("backup", set())):
         environment = environment_of_source("north", command)
-        assert {name for name in environment if name.startswith("SCANLAKE_TOKEN")} == expected
+        assert {name for name in environment if CANARY in environment[name]} == expected
+
+
+def test_maintenance_that_meets_another_run_is_deferred(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """While another run holds the lake maintenance is deferred without a warning; any other failure is one."""
+    with Lake(tmp_path / "lake", doing="test"), forked_children(), capture_logs() as events:
+        run_async(run_maintenance(["rebuild", "--lake", str(tmp_path / "lake")]))
+    assert [(event["event"], event["log_level"]) for event in events] == [("maintenance.deferred", "info")]
+    assert capfd.readouterr().err == ""
+    with forked_children(), capture_logs() as events:
+        run_async(run_maintenance(["rebuild", "--lake", str(tmp_path / "none")], options=["--quiet"]))
+    assert [(event["event"], event["log_level"]) for event in events] == [("maintenance.failed", "warning")]
+    assert events[0]["command"] == "rebuild"
+    assert "scanlake: " in capfd.readouterr().err
+
+
+def test_a_stop_on_request_says_what_the_next_run_does() -> None:
+    """Work that ends on Ctrl-C says that the same command continues."""
+
+    async def stopped() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(10)
+
+    with pytest.raises(RunInterrupted) as caught:
+        run_async(stopped())
+    assert caught.value.hint == "Run the same command again to continue."

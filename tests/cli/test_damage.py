@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import duckdb
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.lake.duckdb_errors import classify_read_error
 from tests.forkserver import run_command
+from tests.lake.corruption import flip
 from tests.processes import NOBODY, why_not_as_nobody
 from tests.rows import every
 
@@ -23,29 +24,16 @@ if TYPE_CHECKING:
     from tests.forkserver import Finished
     from tests.processes import Scanlake
 
-READERS: Final = (
-    ("status", "--json"),
-    ("serve", "--write", "page.html"),
-    ("query", "SELECT * FROM files, uploads", "--format", "jsonl"),
-    ("export", "out", "--format", "csv"),
-)
 
-
-def flip(path: Path, share: float) -> None:
-    """Change one byte at this share of the file."""
-    data = bytearray(path.read_bytes())
-    data[int(len(data) * share)] ^= 0xFF
-    path.write_bytes(data)
-
-
-def test_a_damaged_catalog_is_damage(scanlake: Scanlake, lake: Path) -> None:
-    """A wrong byte anywhere in the catalog is damage: neither a bug, nor somebody who writes."""
-    whole = (lake / "catalog.duckdb").read_bytes()
-    for share in (0, 0.5, 0.6, 0.9, 0.95):
-        (lake / "catalog.duckdb").write_bytes(whole)
-        flip(lake / "catalog.duckdb", share)
+@pytest.mark.usefixtures("lake")
+def test_a_damaged_catalog_is_damage(scanlake: Scanlake, tmp_path: Path) -> None:
+    """A wrong bit anywhere in the catalog is damage: neither a bug, nor somebody who writes."""
+    catalog = tmp_path / "lake" / "catalog.duckdb"
+    for share in (0, 0.5, 0.9):
+        whole = flip(catalog, share)
         question = "FROM meta.freshness, meta.runs, meta.rejects, meta.schema_drift"
         answers = [scanlake("status"), scanlake("query", question, "--format", "jsonl")]
+        catalog.write_bytes(whole)
         assert {answer.code for answer in answers} <= {ExitCode.OK, ExitCode.DAMAGE}
         assert ExitCode.DAMAGE in {answer.code for answer in answers}, share
         assert not any("open for writing" in answer.err for answer in answers)
@@ -70,20 +58,16 @@ def test_a_wrong_question_is_told_from_a_wrong_lake(said: str, kind: type) -> No
     assert type(classify_read_error(duckdb.Error(said))) is kind
 
 
-def test_a_file_that_may_not_be_read_is_named_by_its_path_in_the_lake() -> None:
-    """Errors name the lake by the path that the user gave, and its files from its folder on."""
+def test_files_are_named_and_values_are_not() -> None:
+    """Errors name a file from the lake's folder on; what a damaged part holds stays out of the message."""
     said = 'IO Error: Cannot open file "/srv/a/lake/tables/files/1.parquet": Permission denied'
-    error = classify_read_error(duckdb.Error(said))
-    assert error is not None
-    assert error.message == "tables/files/1.parquet: Permission denied."
-
-
-def test_damage_shows_no_value() -> None:
-    """What a damaged part holds stays out of the message."""
+    denied = classify_read_error(duckdb.Error(said))
     said = 'Invalid Input Error: Invalid string encoding found in Parquet file "/l/p.parquet": value "secret" is not'
-    failure = classify_read_error(duckdb.InvalidInputException(said))
-    assert failure is not None
-    assert "secret" not in failure.message
+    damaged = classify_read_error(duckdb.InvalidInputException(said))
+    assert denied is not None
+    assert denied.message == "tables/files/1.parquet: Permission denied."
+    assert damaged is not None
+    assert "secret" not in damaged.message
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Final
 
 import duckdb
@@ -10,19 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import cli
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.reader import open_catalog
-from pipeline.lake.user_query import check_query
+from pipeline.lake.user_query import check_query, translate_query_errors
 from pipeline.reports.selection import Selection, select_files, select_references
 from pipeline.settings import Settings
 from tests.cli.test_query_access import fingerprint
-from tests.logging_reset import logging_as_before
 from tests.soaking import sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.processes import Scanlake
 
 _OF_A_FILE: Final = """
 read_text read_blob read_csv read_csv_auto read_json read_json_auto read_json_objects read_ndjson read_ndjson_objects
@@ -89,44 +89,22 @@ IMPORT DATABASE '{elsewhere}'
 ATTACH '{lake}/ledger.sqlite' AS other
 ATTACH '{elsewhere}/new.duckdb' AS other
 ATTACH ':memory:' AS other
-DETACH catalog
-USE memory
-INSTALL httpfs
-LOAD httpfs
 INSTALL '{file}'
-FORCE INSTALL spatial FROM community
-SET threads = 1
-SET enable_external_access = true
-SET allowed_directories = ['/']
-SET VARIABLE x = 1
-RESET threads
-PRAGMA threads = 1
-PRAGMA version
-PRAGMA enable_profiling
-PRAGMA database_list
-CALL pragma_version()
-CALL enable_logging()
-CHECKPOINT
-VACUUM
-ANALYZE
-BEGIN
-PREPARE x AS SELECT 1
-CREATE TABLE evil (i INT)
-CREATE TEMP TABLE evil AS SELECT 1
-CREATE MACRO evil() AS 1
-CREATE SECRET evil (TYPE S3)
-CREATE OR REPLACE VIEW files AS SELECT 1
-DROP VIEW files
-ALTER TABLE files ADD COLUMN evil INT
-INSERT INTO files VALUES (1)
-UPDATE files SET closed = true
-DELETE FROM files
-TRUNCATE files
 MERGE INTO files USING files AS other ON false WHEN NOT MATCHED THEN INSERT VALUES (1)
 SELECT 1; COPY files TO '{lake}/tables/evil.csv'
 SELECT 1; SELECT 2
 """.strip().splitlines()
-HOSTILE: Final = (*(f"SELECT * FROM {reader}" for reader in READERS), *STATEMENTS)
+SHORT: Final = (
+    "DETACH catalog", "USE memory", "INSTALL httpfs", "LOAD httpfs", "SET threads = 1",
+    "SET enable_external_access = true", "SET allowed_directories = ['/']", "SET VARIABLE x = 1", "RESET threads",
+    "PRAGMA threads = 1", "PRAGMA version", "PRAGMA enable_profiling", "PRAGMA database_list",
+    "CALL pragma_version()", "CALL enable_logging()", "CHECKPOINT", "VACUUM", "ANALYZE", "BEGIN",
+    "PREPARE x AS SELECT 1", "CREATE TABLE evil (i INT)", "CREATE TEMP TABLE evil AS SELECT 1",
+    "CREATE MACRO evil() AS 1", "CREATE SECRET evil (TYPE S3)", "CREATE OR REPLACE VIEW files AS SELECT 1",
+    "DROP VIEW files", "ALTER TABLE files ADD COLUMN evil INT", "INSERT INTO files VALUES (1)",
+    "UPDATE files SET closed = true", "DELETE FROM files", "TRUNCATE files", "FORCE INSTALL spatial FROM community",
+)  # fmt: skip
+HOSTILE: Final = (*(f"SELECT * FROM {reader}" for reader in READERS), *STATEMENTS, *SHORT)
 UNSUPPORTED: Final = (  # wrong names for DuckDB, and still one line
     "SELECT getenv('HOME')", "SELECT st_point(1, 2)", "SELECT host('127.0.0.1'::INET)", "FROM no_such_function(1)",
     "SELECT read_text('/etc/passwd')",
@@ -154,6 +132,7 @@ OUTER: Final = (
     "SELECT count(*) FILTER (EXISTS (FROM {})) OVER () FROM files", "EXPLAIN SELECT * FROM {}",
 )  # fmt: skip
 WRAPS: Final = ("(SELECT * FROM {})", "(FROM files, {})", "(WITH b AS (FROM {}) FROM b)")
+REFUSED: Final = "a query reads tables only|One query is required"
 FUNCTIONS: Final = (
     "read_text('x')", "Read_Blob('x')", "main.read_csv('x')", "\"read_json\"('x')", "/**/glob('*')",
 )  # fmt: skip
@@ -168,58 +147,44 @@ def places(lake: Path, tmp_path: Path) -> dict[str, str]:
     return {"lake": str(lake), "file": str(lake / "token"), "elsewhere": str(tmp_path / "elsewhere")}
 
 
-@pytest.fixture(autouse=True)
-def _same_logging() -> Iterator[None]:
-    with logging_as_before():
-        yield
-
-
-def run_query(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, list[str]]:
-    """Run the command in this process: code, output, lines on stderr."""
-    with pytest.raises(SystemExit) as end:
-        cli.main(["query", *arguments])
-    shown = capfd.readouterr()
-    return int(end.value.code or 0), shown.out, shown.err.splitlines()
-
-
-def test_hostile_statements_are_refused(
-    places: dict[str, str], lake: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_hostile_statements_are_refused(places: dict[str, str], lake: Path, tmp_path: Path, main: Scanlake) -> None:
     """Each of a hundred statements that do more than read tables ends with 2, one clear line, and no changed file."""
     assert len(HOSTILE) >= 100  # the conditions of reports below try them all
     before, listing = fingerprint(lake), sorted(tmp_path.rglob("*"))
-    for statement in sample(HOSTILE, 40):
-        code, out, lines = run_query(capfd, statement.format(**places), "--lake", str(lake))
-        assert (code, len(lines), out) == (ExitCode.USAGE, 1, ""), statement
-        assert "a query reads tables only" in lines[0] or "One query is required" in lines[0], (statement, lines)
+    for statement in sample(HOSTILE, 20):
+        answer = main("query", statement.format(**places))
+        assert (answer.code, len(answer.lines), answer.out) == (ExitCode.USAGE, 1, ""), statement
+        assert re.search(REFUSED, answer.err), (statement, answer)
         assert sorted(tmp_path.rglob("*")) == listing, statement
+    for statement in UNSUPPORTED:  # a mistake in the query, not a damaged lake
+        answer = main("query", statement)
+        assert (answer.code, len(answer.lines), answer.out) == (ExitCode.USAGE, 1, ""), statement
     assert fingerprint(lake) == before
 
 
-def test_functions_of_extensions_do_not_exist(
-    places: dict[str, str], lake: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A function that DuckDB has only in an extension, or not at all, is a mistake in the query, not a damaged lake."""
-    assert places
-    for statement in UNSUPPORTED:
-        code, out, lines = run_query(capfd, statement, "--lake", str(lake))
-        assert (code, len(lines), out) == (ExitCode.USAGE, 1, ""), statement
-
-
-def test_reading_statements_work(places: dict[str, str], lake: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("lake")
+def test_reading_statements_work(main: Scanlake) -> None:
     """Every way to read tables still works, also with words of other statements in texts and comments."""
-    assert places
     for statement in READING:
-        code, _, lines = run_query(capfd, statement, "--format", "jsonl", "--lake", str(lake))
-        assert (code, lines) == (ExitCode.OK, []), statement
+        answer = main("query", statement, "--format", "jsonl")
+        assert (answer.code, answer.err) == (ExitCode.OK, ""), statement
+
+
+def run_checked(db: duckdb.DuckDBPyConnection, query: str) -> None:
+    """Run a query as the command does."""
+    with translate_query_errors(""):
+        check_query(db, query)
+        db.execute(query)
 
 
 def test_conditions_of_reports_and_shares_are_queries_too(places: dict[str, str], lake: Path) -> None:
-    """--where, --sql and --group-by of a job and --where of links are refused by the same rule."""
+    """Each statement is refused, by the same rule as --where, --sql and --group-by of a job and --where of links."""
     before = fingerprint(lake)
     with open_catalog(Settings(lake=lake)) as db:
         for hostile in HOSTILE:
             statement = hostile.format(**places)
+            with pytest.raises(SettingsError, match=REFUSED):
+                run_checked(db, statement)
             condition = f"file_id IN ({statement})"
             for selection in (
                 Selection("sql", sql=statement),
@@ -258,5 +223,5 @@ def test_no_depth_hides_a_function(outer: str, wraps: list[str], function: str) 
     """A function that reads files is found wherever a query can have it."""
     for wrap in wraps:
         function = wrap.format(function)
-    with pytest.raises(SettingsError, match="a query reads tables only"):
+    with pytest.raises(SettingsError, match=REFUSED):
         check_query(_DATABASE, outer.format(function))

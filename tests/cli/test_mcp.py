@@ -17,17 +17,17 @@ import pytest
 
 from pipeline.commands import mcp
 from pipeline.context import CommandContext
-from pipeline.errors import ExitCode, SettingsError
+from pipeline.errors import ExitCode
 from pipeline.query_process import QueryLimits
-from tests.conftest import ROOT
+from tests.cli.test_query_access import fingerprint
 from tests.forked_process import fork_command, forked_children
 from tests.logging_reset import logging_as_before
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.processes import Answer
+    from tests.processes import Scanlake
 
 _HAS_MCP: Final = importlib.util.find_spec("mcp") is not None
 needs_mcp: Final = pytest.mark.skipif(not _HAS_MCP, reason="the optional library mcp is not installed")
@@ -67,7 +67,7 @@ def tools(lake: Path) -> Iterator[Tools]:
 
 
 @needs_mcp
-async def test_the_tools_describe_tables_and_state(tools: Tools, lake: Path, scanlake: Callable[..., Answer]) -> None:
+async def test_the_tools_describe_tables_and_state(tools: Tools, lake: Path, main: Scanlake) -> None:
     """list_tables has every table without columns, describe_table its columns, and status what the command prints."""
     listed = await tools.call("list_tables", {})
     files = next(table for table in listed["tables"] if table["name"] == "files")
@@ -78,8 +78,7 @@ async def test_the_tools_describe_tables_and_state(tools: Tools, lake: Path, sca
     by_name = {column["name"]: column for column in described["columns"]}
     assert by_name["file_id"]["refers_to"] == "files.file_id"
     assert (await tools.call("describe_table", {"name": "meta.runs"}))["name"] == "meta.runs"
-    printed = json.loads(scanlake("status", "--json", "--lake", str(lake)).out)
-    assert await tools.call("status", {}) == printed
+    assert await tools.call("status", {}) == main("status", "--json", "--lake", str(lake)).json
 
 
 @needs_mcp
@@ -89,30 +88,33 @@ async def test_a_result_is_cut_at_its_limits(tools: Tools) -> None:
     assert whole["rows"] == [[1, "x", None], [2, "y", 3]]
     assert [column["name"] for column in whole["columns"]] == ["a", "a", "b"]
     assert (whole["is_cut"], whole["notes"], whole["row_count"]) == (False, [], 2)
-    cut = await tools.call("query", {"sql": "SELECT file_id FROM files ORDER BY file_id"})
-    assert (cut["is_cut"], cut["row_count"]) == (True, 2)
-    assert "cut after 2 rows; a result has at most 2 rows." in cut["notes"][0]
-    wide = await tools.call("query", {"sql": "SELECT repeat('x', 1500) FROM range(2)"})
-    assert (wide["is_cut"], wide["row_count"]) == (True, 1)
-    huge = await tools.call("query", {"sql": "SELECT repeat('x', 1000000)"})
-    assert (huge["is_cut"], huge["rows"]) == (True, [])
-    assert "at most 2.0 kB" in huge["notes"][0]
+    for sql, rows, note in (
+        ("SELECT file_id FROM files ORDER BY file_id", 2, "cut after 2 rows; a result has at most 2 rows."),
+        ("SELECT repeat('x', 1500) FROM range(2)", 1, "at most 2.0 kB"),
+        ("SELECT repeat('x', 1000000)", 0, "at most 2.0 kB"),
+    ):
+        cut = await tools.call("query", {"sql": sql})
+        assert (cut["is_cut"], cut["row_count"], len(cut["rows"]), note in cut["notes"][0]) == (True, rows, rows, True)
 
 
 @needs_mcp
 @pytest.mark.usefixtures("tools")
 async def test_numbers_are_those_that_every_client_reads_unchanged(lake: Path) -> None:
     """A number that JavaScript would round, such as a large id, is text; so is one that JSON does not have."""
-    sql = """SELECT 9007199254740991 AS a, 9007199254852067 AS b, -9007199254852067 AS c, 0.1::DECIMAL(3, 2) AS d,
-             12345678901234567890.123456789::DECIMAL(38, 9) AS e, 1 / 3::DOUBLE AS f, 'nan'::DOUBLE AS g"""
-    (row,) = (await make_tools(lake, size=20_000).call("query", {"sql": sql}))["rows"]
-    exact = ["9007199254852067", "-9007199254852067", 0.1, "12345678901234567890.123456789", 1 / 3, "NaN"]
-    assert row == [9007199254740991, *exact]
+    values: dict[str, object] = {
+        "9007199254740991": 9007199254740991, "9007199254852067": "9007199254852067", "1 / 3::DOUBLE": 1 / 3,
+        "-9007199254852067": "-9007199254852067", "0.1::DECIMAL(3, 2)": 0.1, "'nan'::DOUBLE": "NaN",
+        "12345678901234567890.123456789::DECIMAL(38, 9)": "12345678901234567890.123456789",
+    }  # fmt: skip
+    result = await make_tools(lake, size=20_000).call("query", {"sql": f"SELECT {', '.join(values)}"})
+    assert result["rows"] == [list(values.values())]
 
 
 @needs_mcp
-async def test_four_greedy_calls_end_at_once(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of calls at the same time, those that compute a huge value end with the setting, and the others have results."""
+async def test_calls_at_the_same_time(tools: Tools, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that compute a huge value end with the setting, the others have results, with a note of what is missing."""
+    with duckdb.connect(str(lake / "catalog.duckdb")) as db:
+        db.execute("UPDATE meta.freshness SET complete = false")
     monkeypatch.setenv("SCANLAKE_QUERY_MEMORY_BYTES", "100000000")
     sql = [*["SELECT length(repeat('x', 4000000000))"] * 4, "SELECT 1"]
     calls = (tools.call("query", {"sql": each}) for each in sql)
@@ -120,14 +122,6 @@ async def test_four_greedy_calls_end_at_once(tools: Tools, monkeypatch: pytest.M
     assert all("raise `query_memory_bytes`" in str(error) for error in errors), errors
     assert isinstance(result, dict)
     assert result["rows"] == [[1]]
-
-
-@needs_mcp
-async def test_a_query_on_an_incomplete_lake_says_so(tools: Tools, lake: Path) -> None:
-    """The warning that `scanlake query` writes to stderr is a note of the result."""
-    with duckdb.connect(str(lake / "catalog.duckdb")) as db:
-        db.execute("UPDATE meta.freshness SET complete = false")
-    result = await tools.call("query", {"sql": "SELECT 1"})
     assert "was published during a run" in result["notes"][0]
 
 
@@ -148,11 +142,14 @@ _WRONG: Final[list[tuple[str, dict[str, Any], str]]] = [
 
 
 @needs_mcp
-async def test_a_wrong_call_is_refused(tools: Tools) -> None:
-    """What a tool cannot do is an error with the reason, and no option of the command can be slipped in."""
+async def test_a_wrong_call_is_refused(tools: Tools, tmp_path: Path) -> None:
+    """What a tool cannot do is an error with the reason; no option can be slipped in; no lake is named by its place."""
     for name, arguments, problem in _WRONG:
         with pytest.raises(_tool_error(), match=problem):
             await tools.call(name, arguments)
+    for name, arguments in (("list_tables", {}), ("query", {"sql": "SELECT 1"})):
+        with pytest.raises(_tool_error(), match=r"No lake .*nowhere"):
+            await make_tools(tmp_path / "nowhere").call(name, arguments)
 
 
 @needs_mcp
@@ -168,36 +165,14 @@ async def test_a_query_ends_at_its_time_limit(tools: Tools, lake: Path, tmp_path
     assert (await tools.call("query", {"sql": "SELECT 42"}))["rows"] == [[42]]
 
 
-@needs_mcp
-@pytest.mark.usefixtures("tools")
-async def test_a_missing_lake_is_named(tmp_path: Path) -> None:
-    """Every tool says that there is no lake, and where it was looked for."""
-    tools = make_tools(tmp_path / "nowhere", 1, 1, 1)
-    arguments = {"describe_table": {"name": "files"}, "query": {"sql": "SELECT 1"}}
-    for name in ("list_tables", "describe_table", "query", "status"):
-        with pytest.raises(_tool_error(), match=r"No lake .*nowhere"):
-            await tools.call(name, arguments.get(name, {}))
-
-
-def test_the_library_is_named(monkeypatch: pytest.MonkeyPatch, scanlake: Callable[..., Answer]) -> None:
-    """Without the library the hint names it, and --json is refused: stdout belongs to the client."""
+def test_the_library_is_named(monkeypatch: pytest.MonkeyPatch, main: Scanlake) -> None:
+    """Without the library the hint names it."""
     monkeypatch.setattr(mcp, "_is_installed", False)
-    with pytest.raises(SettingsError) as refused:
-        mcp.run(CommandContext())
-    assert refused.value.hint == "Run `pip install mcp`."
-    assert scanlake("mcp", "--json").code == ExitCode.USAGE
+    answer = main("mcp")
+    assert (answer.code, answer.err.endswith(" Run `pip install mcp`.\n")) == (ExitCode.USAGE, True)
 
 
 # The server, under the official client and as a process
-
-
-async def _call(client: Any, name: str, **arguments: Any) -> Any:
-    async with asyncio.timeout(120):
-        return await client.call_tool(name, arguments)
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 @needs_mcp
@@ -205,27 +180,24 @@ async def test_the_official_client_queries_the_lake(lake: Path, tmp_path: Path) 
     """The client finds the tools, gets answers and errors, and nothing is written."""
     from mcp import Client, StdioServerParameters, stdio_client  # noqa: PLC0415 - optional
 
-    before = _times(lake)
+    before = fingerprint(lake)
     arguments = ["-m", "pipeline", "mcp", "--lake", str(lake), "--timeout", "120", "--max-rows", "2"]
-    server = StdioServerParameters(command=sys.executable, args=arguments, env=_environment(), cwd=tmp_path)
+    client: Any
+    server = StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ), cwd=tmp_path)
     with (tmp_path / "stderr").open("w+") as stderr:
         async with Client(stdio_client(server, errlog=stderr)) as client:
             tools = (await client.list_tools()).tools
             assert [tool.name for tool in tools] == ["list_tables", "describe_table", "query", "status"]
             assert all(tool.annotations and tool.annotations.read_only_hint for tool in tools)
-            cut = await _call(client, "query", sql="SELECT count(*) OVER () AS n FROM files")
+            cut = await client.call_tool("query", {"sql": "SELECT count(*) OVER () AS n FROM files"})
             assert (cut.structured_content["rows"], cut.structured_content["is_cut"]) == ([[3], [3]], True)
             assert json.loads(cut.content[0].text) == cut.structured_content
-            wrong = await _call(client, "query", sql="DROP TABLE files")
+            wrong = await client.call_tool("query", {"sql": "DROP TABLE files"})
             assert wrong.is_error
             assert "a query reads tables only" in wrong.content[0].text
         stderr.seek(0)
         assert "Traceback" not in stderr.read()
-    assert _times(lake) == before
-
-
-def _times(folder: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert fingerprint(lake) == before
 
 
 _CLIENT: Final = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "0"}}
@@ -233,15 +205,12 @@ _CLIENT: Final = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientIn
 
 def _query_calls(*queries: str) -> bytes:
     """Return what a client sends to start and to ask queries, with ids from 1 on."""
-    calls = [
-        {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": {"name": "query", "arguments": {"sql": sql}}}
-        for number, sql in enumerate(queries, start=1)
-    ]
-    start: list[dict[str, Any]] = [
-        {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": _CLIENT},
-        {"jsonrpc": "2.0", "method": "notifications/initialized"},
-    ]
-    return "".join(f"{json.dumps(message)}\n" for message in [*start, *calls]).encode()
+    messages: list[dict[str, Any]] = [{"id": 0, "method": "initialize", "params": _CLIENT}]
+    messages += [{"method": "notifications/initialized"}]
+    for number, sql in enumerate(queries, start=1):
+        call = {"name": "query", "arguments": {"sql": sql}}
+        messages += [{"id": number, "method": "tools/call", "params": call}]
+    return "".join(f"{json.dumps({'jsonrpc': '2.0', **message})}\n" for message in messages).encode()
 
 
 @needs_mcp
@@ -256,7 +225,7 @@ async def test_the_server_ends_with_its_query(lake: Path, tmp_path: Path, ending
     folder = tmp_path / "temporary"
     folder.mkdir()
     arguments = ("mcp", "--lake", str(lake), "--timeout", "600")
-    server = await fork_command(arguments, env={**_environment(), "TMPDIR": str(folder)}, stdin=PIPE)
+    server = await fork_command(arguments, env={**os.environ, "TMPDIR": str(folder)}, stdin=PIPE)
     assert server.stdin is not None
     assert server.stdout is not None
     async with asyncio.timeout(200):

@@ -35,17 +35,9 @@ class Finder:
 sys.meta_path.insert(0, Finder())
 """
 
-_TELLING: Final = [("pipeline.cli", signal.SIGINT), ("pipeline.commands.sync", signal.SIGTERM)]
-_ALL: Final = [
-    (name, number)
-    for name in ("pipeline.cli", "typer", "pipeline.context", "pipeline.commands.sync", "pyarrow")
-    for number in (signal.SIGTERM, signal.SIGINT)
-]
-
 
 @pytest.mark.parametrize(
-    ("module", "number"),
-    [*_TELLING, *(pytest.param(*each, marks=pytest.mark.soak) for each in _ALL if each not in _TELLING)],
+    ("module", "number"), [("pipeline.cli", signal.SIGINT), ("pipeline.commands.sync", signal.SIGTERM)]
 )
 def test_a_signal_during_the_imports(tmp_path: Path, module: str, number: int) -> None:
     """SIGTERM and Ctrl-C end the command with 130 and one line, whatever is imported, and whatever that catches."""
@@ -62,30 +54,25 @@ def test_a_signal_during_the_imports(tmp_path: Path, module: str, number: int) -
     assert not (tmp_path / "lake").exists()
 
 
-@pytest.mark.parametrize("ignored", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
-def test_an_ignored_signal_stays_ignored(tmp_path: Path, ignored: int) -> None:
+def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     """A signal that the caller ignores, as a shell does for a background command, does not end the command."""
     (tmp_path / "sitecustomize.py").write_text(_WAIT_AT_IMPORT)
     environment = {**unmeasured(), "PYTHONPATH": f"{tmp_path}:{ROOT}", "WAIT_AT": "typer", "SECONDS": "0.5"}
-    ignore = f"import os, signal, sys; signal.signal({ignored}, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
+    ignore = "import os, signal, sys; signal.signal(2, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
     command = [sys.executable, "-c", ignore, sys.executable, "-m", "pipeline", "--version"]
     with subprocess.Popen(command, env=environment, text=True, stdout=-1, cwd=tmp_path) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "there\n"
-        process.send_signal(ignored)
+        process.send_signal(signal.SIGINT)
         assert process.stdout.read().startswith("scanlake ")
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["sync/verify.py", *(pytest.param(name, marks=pytest.mark.soak) for name in ("context.py", "commands/sync.py"))],
-)
-def test_a_module_that_was_cut_short(tmp_path: Path, name: str) -> None:
+def test_a_module_that_was_cut_short(tmp_path: Path) -> None:
     """A compiled module that a full disk cut short is named as the cause; it is no interrupt."""
     for package in ("pipeline", "schemas"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    compiled = py_compile.compile(str(tmp_path / "pipeline" / name), doraise=True)
+    compiled = py_compile.compile(str(tmp_path / "pipeline" / "sync" / "verify.py"), doraise=True)
     assert compiled is not None
     os.truncate(compiled, 100)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -102,36 +89,32 @@ _NOT_FOR_READERS: Final = frozenset({
     *("rich.console", "schemas.requests", "schemas.tables", "schemas.wire", "ssl", "structlog", "tenacity"),
     *("uvloop", "xlsxwriter"),
 })  # fmt: skip
+_NOT_FOR_SYNC: Final = frozenset({
+    *("jinja2", "multiprocessing", "pyarrow.compute", "pyarrow.dataset", "rich.live", "xlsxwriter"),
+})  # fmt: skip
+_RUN_COMMAND: Final = """
+import sys; from pipeline.cli import main
+try: main()
+except SystemExit as end: assert end.code == 0
+print(*sys.modules, file=sys.stderr)
+"""
 
 
 @every(
-    "arguments, needed",
+    "program, arguments, loaded, none_but",
     [
-        (("status",), {"rich.console"}),
-        (("--json", "status"), set()),
-        (("query", "SELECT 1"), {"rich.console"}),
-        (("--json", "query", "SELECT 1"), {"pyarrow"}),
+        (_RUN_COMMAND, ("query", "SELECT 1"), {"duckdb", "rich.console"}, _NOT_FOR_READERS),
+        (_RUN_COMMAND, ("--json", "status"), {"duckdb"}, _NOT_FOR_READERS),
+        (_RUN_COMMAND, ("--json", "query", "SELECT 1"), {"duckdb", "pyarrow"}, _NOT_FOR_READERS),
+        ("import sys, pipeline.commands.sync; print(*sys.modules, file=sys.stderr)", (), {"aiohttp"}, _NOT_FOR_SYNC),
     ],
 )
-def test_readers_load_no_more_than_they_need(arguments: tuple[str, ...], needed: set[str], lake: Path) -> None:
-    """`status` and `query` load no HTTP client, event loop or log, rich for tables only, and Arrow for JSON only."""
-    code = (
-        "import sys; from pipeline.cli import main\n"
-        "try: main()\n"
-        "except SystemExit as end: print(end.code, *sys.modules, file=sys.stderr)"
-    )
-    command = [sys.executable, "-c", code, "--lake", str(lake), *arguments]
+def test_a_command_loads_no_more_than_it_needs(
+    program: str, arguments: tuple[str, ...], loaded: set[str], none_but: frozenset[str], lake: Path
+) -> None:
+    """`status` and `query` load no HTTP client, loop or log, rich for tables and Arrow for JSON only; sync no pages."""
+    command = [sys.executable, "-c", program, "--lake", str(lake), *arguments]
     done = subprocess.run(command, env=unmeasured(), capture_output=True, text=True, check=True)
-    exit_code, *loaded = done.stderr.split()
-    assert exit_code == "0"
-    assert "duckdb" in loaded
-    assert _NOT_FOR_READERS.intersection(loaded) == needed
-
-
-def test_sync_loads_no_more_than_it_needs() -> None:
-    """`sync` starts without functions of Arrow that only changed files need, and without pages or workbooks."""
-    code = "import sys, pipeline.commands.sync; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], env=unmeasured(), capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
-    assert "aiohttp" in loaded
-    assert not loaded & {"jinja2", "multiprocessing", "pyarrow.compute", "pyarrow.dataset", "rich.live", "xlsxwriter"}
+    found = set(done.stderr.split())
+    assert loaded <= found
+    assert found & none_but <= loaded

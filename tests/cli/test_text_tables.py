@@ -1,7 +1,8 @@
-"""Tables on a screen: every value is in them, on any width."""
+"""Tables on a screen: every value is in them, on any width; and `scanlake query` on a terminal."""
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.text_tables import format_table
+from tests.constants import set_constants
+from tests.forkserver import run_on_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 _CELLS = st.none() | st.text("a,.-1é漢", max_size=6) | st.integers(-9_999, 9_999).map("{:,}".format)
 _TABLES = st.integers(1, 4).flatmap(lambda width: st.lists(st.tuples(*[_CELLS] * width), min_size=1, max_size=4))
@@ -54,3 +58,55 @@ def test_no_line_is_wider_than_the_terminal(columns: Sequence[str], monkeypatch:
     assert "9" * 19 in format_table(("id", "words", "word"), rows, is_screen=True), "a number is not broken"
     if len(columns) > 2:
         assert [line.split()[0] for line in lines if "column_" in line][:12] == columns
+
+
+ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
+
+
+def read_screen(folder: Path, columns: int, *arguments: str, **environment: str) -> tuple[int, str]:
+    """Run the command on a terminal of its own. Return exit code and screen."""
+    shown = []
+
+    def read(screen: int) -> None:
+        while chunk := os.read(screen, 65_536):
+            shown.append(chunk)
+
+    env = {**os.environ, "TERM": "xterm", "NO_COLOR": "1", **environment}
+    code = run_on_terminal(arguments, cwd=folder, env=env, columns=columns, talk=read)
+    return code, ESCAPE.sub("", b"".join(shown).decode()).replace("\r\n", "\n")
+
+
+@pytest.mark.usefixtures("lake")
+def test_wide_rows_are_one_line_per_column(tmp_path: Path) -> None:
+    """A wide answer is shown in the expanded form, whole and numbered, and counted at its end; one that fits is not."""
+    for columns in (60, 100):
+        code, shown = read_screen(tmp_path, columns, "query", "FROM meta.freshness")
+        assert (code, "…" in shown) == (0, False)
+        assert re.search(r"^watermark +2024-03-31 12:00:00 *$", shown, re.MULTILINE)
+        assert re.search(r"^last_verify_at +NULL *$", shown, re.MULTILINE)
+        assert max(map(len, shown.splitlines())) <= columns
+    _, shown = read_screen(tmp_path, 60, "query", "SELECT file_id, closed FROM files LIMIT 1")
+    assert shown.splitlines()[0].split() == ["file_id", "closed"]
+    code, shown = read_screen(tmp_path, 100, "query", "SELECT files.* FROM files, range(3)")
+    lines = shown.splitlines()
+    assert (code, max(map(len, lines)) <= 100) == (0, True)
+    assert [line for line in lines if line.startswith("row ")] == [f"row {number}" for number in range(1, 10)]
+    assert sum(line.split()[:1] == ["_run_id"] for line in lines) == 9
+    assert sum("900719925474099" in line for line in lines) == 9
+    assert lines[-1].rstrip() == "9 rows"
+
+
+@pytest.mark.usefixtures("lake")
+def test_without_a_query_a_terminal_gets_duckdbs_client(tmp_path: Path) -> None:
+    """The client replaces the command: it opens the catalog read-only, ends with its own code and has no token."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    surroundings = {"PATH": str(folder), **set_constants({"sys.executable": str(folder / "python")})}
+    code, shown = read_screen(tmp_path, 100, "query", **surroundings)
+    assert (code, shown.count("\n")) == (2, 1)
+    assert "pip install duckdb-cli" in shown
+    client = folder / "duckdb"
+    client.write_text('#!/bin/sh\necho "$@, token: $SCANLAKE_TOKEN."\nexit 7\n')
+    client.chmod(0o700)
+    code, shown = read_screen(tmp_path, 100, "query", SCANLAKE_TOKEN="in-the-environment", **surroundings)
+    assert (code, shown) == (7, f"-readonly {tmp_path}/lake/catalog.duckdb, token: .\n")
