@@ -93,7 +93,7 @@ def test_no_lake_says_what_to_do(main: Scanlake, tmp_path: Path) -> None:
     event = json.loads(main("status", "--log-json").err)
     assert event.pop("at")
     assert event == answer.json | {"event": "command.failed", "level": "error"}
-    for command in ("sync", "plan", "verify", "check", "watch", "query"):
+    for command in ("sync", "plan", "verify", "check", "query"):
         answer = main(
             command, *(["FROM files"] if command == "query" else []), SCANLAKE_TOKEN="some-token-of-a-service"
         )

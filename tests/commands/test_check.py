@@ -6,13 +6,11 @@ import json
 import os
 import shutil
 import socket
-import sqlite3
 import ssl
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -25,18 +23,17 @@ from pipeline.findings import Severity
 from pipeline.lake.layout import LakeLayout, lock_lake
 from pipeline.maintenance import lake_checks
 from pipeline.settings import Settings
+from tests.client.test_proxy import CERTIFICATES
 from tests.commands.cli_process import called
-from tests.lake.corruption import checked
 from tests.lake.test_folders import describe
-from tests.sync.sync_harness import synced
+from tests.sync.sync_harness import synced, tampered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from pipeline.findings import Finding
     from tests.processes import Answer
-
-CERTIFICATES = Path(__file__).with_name("certificates")
 
 
 def found(findings: Iterator[Finding] | list[Finding]) -> dict[str, list[Finding]]:
@@ -135,34 +132,25 @@ def test_tls_faults_are_told_apart(tmp_path: Path) -> None:
 @contextmanager
 def speaking(certificate: str) -> Iterator[int]:
     """A server that agrees upon TLS with a certificate, or speaks something else; gives its port."""
-    context = None
-    if certificate != "none":
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(CERTIFICATES / ("good.pem" if certificate == "old" else f"{certificate}.pem"))
-    if certificate == "old" and context is not None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    name = {"old": "good", "none": "good"}.get(certificate, certificate)
+    context.load_cert_chain(CERTIFICATES / f"{name}.pem")
+    if certificate == "old":
         context.set_ciphers("ALL:@SECLEVEL=0")
         context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
         context.maximum_version = ssl.TLSVersion.TLSv1_1
 
     def serve() -> None:
-        while True:
-            try:
+        with suppress(OSError):  # the server has been shut down
+            while True:
                 line, _ = server.accept()
-            except OSError:
-                return
-            answer(line)
-
-    def answer(line: socket.socket) -> None:
-        with line:
-            line.settimeout(5)
-            try:
-                if context is None:
-                    line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-                    return
-                with context.wrap_socket(line, server_side=True) as secured:
-                    secured.recv(1)
-            except OSError:
-                return
+                with line, suppress(OSError):
+                    line.settimeout(5)
+                    if certificate == "none":
+                        line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    else:
+                        with context.wrap_socket(line, server_side=True) as secured:
+                            secured.recv(1)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=serve)
@@ -172,11 +160,20 @@ def speaking(certificate: str) -> Iterator[int]:
     thread.join(10)
 
 
-async def test_a_service_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port where nobody listens, and a name that does not resolve, are two faults with exit code 1."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    [refused] = await check_service(Settings(base_url=f"http://127.0.0.1:{port}"), "token")
+async def test_what_the_service_says(canary: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No service is 1, a refused token 3, a skewed or missing clock a warning; each is said, the worst first."""
+    for options, token, subject, severity, code, says in (
+        ({}, "other", "token", "error", 3, "refused"),
+        ({"quirks": Quirks(date_skew_seconds=900.0)}, canary, "clock", "warning", 0, "s behind the service's"),
+        ({"quirks": Quirks(date_header="off")}, canary, "clock", "warning", 0, "no Date header"),
+        ({"faults": Faults(outage=True, retry_after="absent")}, canary, "service", "error", 1, "503"),
+    ):
+        async with Emulator(5, token=canary, **options) as emulator:
+            *others, last = await check_service(Settings(base_url=emulator.base_url), token)
+        assert (last.subject, last.severity, last.exit_code) == (subject, severity, code)
+        assert says in last.problem, last
+        assert [each.severity for each in others] == ["ok"] * (subject == "clock")
+    [refused] = await check_service(Settings(base_url="http://127.0.0.1:9"), "token")
     assert (refused.subject, refused.severity, refused.exit_code) == ("service", Severity.ERROR, 1)
     assert "no connection" in refused.problem
     assert refused.hint.startswith("Check base_url")
@@ -187,23 +184,6 @@ async def test_a_service_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(socket, "getaddrinfo", fail)  # no test may ask a real name server
     [missing] = await check_service(Settings(base_url="https://service.example"), "token")
     assert (missing.exit_code, "cannot be resolved" in missing.problem) == (1, True)
-
-
-async def test_what_the_service_says(canary: str) -> None:
-    """A refused token is 3, a page that is no list 6, a skewed or missing clock a warning."""
-    async with Emulator(5, token=canary) as emulator:
-        [refused] = await check_service(Settings(base_url=emulator.base_url), "other")
-        assert (refused.subject, refused.exit_code) == ("token", 3)
-    async with Emulator(5, token=canary, quirks=Quirks(date_skew_seconds=900.0)) as emulator:
-        service, clock = await check_service(Settings(base_url=emulator.base_url), canary)
-        assert (service.severity, clock.severity) == (Severity.OK, Severity.WARNING)
-        assert "s behind the service's" in clock.problem
-    async with Emulator(5, token=canary, quirks=Quirks(date_header="off")) as emulator:
-        _, clock = await check_service(Settings(base_url=emulator.base_url), canary)
-        assert "no Date header" in clock.problem
-    async with Emulator(5, token=canary, faults=Faults(outage=True, retry_after="absent")) as emulator:
-        [away] = await check_service(Settings(base_url=emulator.base_url), canary)
-        assert (away.subject, away.severity, away.exit_code) == ("service", Severity.ERROR, 1)
 
 
 def test_permissions_of_the_files(tmp_path: Path) -> None:
@@ -245,7 +225,6 @@ async def test_the_health_of_the_lake(tmp_path: Path) -> None:
     """A holder, a pause, another service, an unpublished commit and an age are each named."""
     async with Emulator(30) as emulator:
         await synced(emulator, tmp_path / "lake")
-        await synced(emulator, tmp_path / "lake")
         settings = Settings(base_url=emulator.base_url, lake=tmp_path / "lake")
     layout = LakeLayout(settings.lake)
     assert {each.severity for each in lake_checks.check_lake(settings)} == {Severity.OK}
@@ -259,52 +238,23 @@ async def test_the_health_of_the_lake(tmp_path: Path) -> None:
     shutil.copy(part, part.with_name("000000000009-abcdef.parquet"))  # the next run removes them
     (layout.root / temp_name("catalog.duckdb")).write_bytes(b"left")
     assert {each.severity for each in lake_checks.check_lake(settings)} == {Severity.OK}
-    change(layout, """INSERT INTO lake_property VALUES ('rollback_pause', '{"to": 2, "snapshot": 4}')""")
-    assert "rolled back to snapshot 2" in found(lake_checks.check_lake(settings))["paused"][0].problem
-    change(layout, "INSERT INTO lake_property VALUES ('purge_in_progress', '[11, 12]')")
-    assert "of 2 files was not finished" in found(lake_checks.check_lake(settings))["purge"][0].problem
+    for name, value in (
+        ("rollback_pause", '{"to": 2, "snapshot": 4}'),
+        ("purge_in_progress", "[11, 12]"),
+        ("watermark", "1000000000"),
+        ("next_commit_seq", "99"),
+        ("last_verify_at", "1000"),
+    ):
+        with tampered(layout.root) as ledger:
+            ledger.execute("INSERT OR REPLACE INTO lake_property VALUES (?, ?)", (name, value))
+    with tampered(layout.root) as ledger:
+        ledger.execute("UPDATE run SET state = 'running'")
     with lock_lake(layout, "purge"):
         assert "purge" not in found(lake_checks.check_lake(settings))
-    change(layout, "UPDATE lake_property SET value = '1000000000' WHERE name = 'watermark'")
-    change(layout, "UPDATE lake_property SET value = '99' WHERE name = 'next_commit_seq'")
-    change(layout, "INSERT OR REPLACE INTO lake_property VALUES ('last_verify_at', '1000')")
     findings = found(lake_checks.check_lake(settings))
+    assert "rolled back to snapshot 2" in findings["paused"][0].problem
+    assert "of 2 files was not finished" in findings["purge"][0].problem
+    assert findings["last run"][0].problem.endswith(": killed")
     assert findings["watermark"][0].severity is Severity.WARNING
     assert findings["verify"][0].hint == "Run `scanlake verify`."
     assert "readers do not see yet" in findings["catalog"][0].problem
-
-
-async def test_damage_is_9_and_another_format_2(tmp_path: Path) -> None:
-    """A catalog or ledger that is gone or foreign and another format are faults; a lake that was moved is none."""
-    async with Emulator(10) as emulator:
-        await synced(emulator, tmp_path / "lake")
-        (tmp_path / "lake").rename(tmp_path / "moved")
-        settings = Settings(base_url=emulator.base_url, lake=tmp_path / "moved")
-    assert checked(tmp_path / "moved").damage == []
-    assert {each.severity for each in lake_checks.check_lake(settings)} == {Severity.OK}
-    layout = LakeLayout(settings.lake)
-    catalog, ledger = layout.catalog.read_bytes(), layout.ledger.read_bytes()
-    layout.catalog.unlink()
-    missing = found(lake_checks.check_lake(settings))["catalog.duckdb"][0]
-    assert (missing.exit_code, missing.problem, missing.repair) == (9, "missing", "published again")
-    layout.catalog.write_bytes(b"no catalog")
-    assert found(lake_checks.check_lake(settings))["catalog.duckdb"][0].exit_code == 9
-    layout.catalog.write_bytes(catalog)
-    change(layout, "PRAGMA user_version = 99")
-    assert worst(settings).exit_code == 2
-    layout.ledger.write_bytes(ledger[:4096] + b"\xff" * 4096 + ledger[8192:])
-    assert worst(settings).exit_code == 9
-    layout.ledger.unlink()
-    assert (worst(settings).exit_code, worst(settings).hint) == (9, "Run `scanlake repair` to rebuild the ledger.")
-
-
-def worst(settings: Settings) -> Finding:
-    """The one error of a lake."""
-    [error] = [each for each in lake_checks.check_lake(settings) if each.severity is Severity.ERROR]
-    return error
-
-
-def change(layout: LakeLayout, statement: str) -> None:
-    """Change the ledger behind everybody's back."""
-    with closing(sqlite3.connect(layout.ledger)) as db, db:
-        db.execute(statement)

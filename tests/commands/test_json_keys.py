@@ -54,7 +54,7 @@ def differing_keys(value: Any, path: str, declared: AbstractSet[str]) -> Iterato
 
 async def test_every_key_is_declared(tmp_path: Path) -> None:
     """Each command prints `ok`, `exit_code` and the declared keys, at every depth."""
-    async with Emulator(20, seed=3) as emulator:
+    async with Emulator(6, seed=3) as emulator:
         for command in COMMANDS:
             answer = await called(tmp_path, *command, "--json", **variables(emulator))
             printed = dict(answer.json)

@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
-import pytest
 from typer.main import get_command
 
 from pipeline import cli
 from pipeline.emulator import Emulator
 from pipeline.emulator.options import ImageOptions
-from pipeline.settings import SECRET_SETTINGS
 from tests.commands.cli_process import called
+from tests.rows import every
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from tests.processes import Answer
+    import pytest
+
+    from tests.processes import Scanlake
 
 SOURCES: Final = """
 [sources.north]
@@ -40,30 +41,21 @@ def _click_command(name: str) -> Any:
     return root.resolve_command(root.make_context(cli.NAME, ["init"], resilient_parsing=True), name.split())[1]
 
 
-def _own_options(name: str) -> Iterator[Any]:
+def _list_cases() -> Iterator[tuple[str, Any, list[str]]]:
+    """Yield each own option of the commands that have --all, and the command's required arguments."""
     root: Any = get_command(cli.app)
     shared = {parameter.name for parameter in root.params} | {"help"}
-    for parameter in _click_command(name).params:
-        if parameter.param_type_name == "option" and parameter.name not in shared:
-            yield parameter
+    for name in cli.COMMANDS.keys() - OWN_ALL:
+        parameters = _click_command(name).params
+        own = [each for each in parameters if each.param_type_name == "option" and each.name not in shared]
+        arguments = ["folder" for each in parameters if each.param_type_name == "argument" and each.required]
+        if any("--all" in option.opts for option in own):
+            yield from ((name, option, arguments) for option in own if not OF_THE_PARENT & set(option.opts))
 
 
-def _argv_of(parameter: Any) -> list[str]:
-    if parameter.is_flag:
-        return [parameter.opts[0]]
-    return [parameter.opts[0], VALUES.get(parameter.metavar, "1")]
-
-
-def _cases() -> Iterator[tuple[str, Any]]:
-    for name in cli.COMMANDS:
-        options = list(_own_options(name))
-        if any("--all" in option.opts for option in options) and name not in OWN_ALL:
-            yield from ((name, option) for option in options if not OF_THE_PARENT & set(option.opts))
-
-
-@pytest.mark.parametrize(("name", "option"), list(_cases()), ids=lambda value: getattr(value, "name", value))
+@every("name, option, arguments", _list_cases())
 def test_an_option_reaches_every_source_or_is_refused(
-    name: str, option: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, option: Any, arguments: list[str], monkeypatch: pytest.MonkeyPatch, main: Scanlake
 ) -> None:
     """With --all an option of a command is an option of each source's process, or the command refuses it by name."""
     Path("scanlake.toml").write_text(SOURCES, encoding="utf-8")
@@ -73,16 +65,12 @@ def test_an_option_reaches_every_source_or_is_refused(
         children.append(argv)
         raise OSError("no process is started by this test")
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
-    arguments = [name, "--all", *_argv_of(option)]
-    if any(parameter.param_type_name == "argument" and parameter.required for parameter in _click_command(name).params):
-        arguments.append("folder")
-    with pytest.raises(SystemExit) as end:
-        cli.main(arguments)
-    message = capsys.readouterr().err
-    if end.value.code == 2 and option.opts[0] in message:
-        return
-    assert children, message
+    value = [] if option.is_flag else [VALUES.get(option.metavar, "1")]
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "create_subprocess_exec", start)
+        answer = main(name, "--all", option.opts[0], *value, *arguments)
+    is_refused = answer.code == 2 and option.opts[0] in answer.err
+    assert is_refused or children, answer
     assert all(option.opts[0] in argv for argv in children), children
 
 
@@ -100,13 +88,3 @@ async def test_a_command_after_a_sync_gets_what_was_typed(tmp_path: Path, canary
     with duckdb.connect(str(tmp_path / "data" / "catalog.duckdb"), read_only=True) as db:
         ((stored,),) = db.sql("SELECT count(*) FROM images WHERE kind = 'image' AND state = 'stored'").fetchall()
     assert 0 < stored <= pictures
-
-
-def test_a_secret_is_never_an_option(main: Callable[..., Answer], canary: str) -> None:
-    """--set refuses each setting that is a secret, without its value, and a text without a name or a value."""
-    for name in SECRET_SETTINGS:
-        refused = main("status", "--set", f"{name}={canary}")
-        assert (refused.code, canary in refused.err) == (2, False)
-        assert f"{name} must not be on the command line" in refused.err
-    assert "--set lang: no value. Use --set NAME=VALUE" in main("status", "--set", "lang").err
-    assert "did you mean max_concurrency" in main("status", "--set", "max_concurency=8").err

@@ -10,13 +10,13 @@ import pytest
 from pipeline.emulator import Emulator, make_quirks
 from pipeline.lake.all_catalogs import open_all_catalogs
 from pipeline.lake.lake import Lake
-from tests.commands.cli_process import called
-from tests.commands.test_sources import sources
 from tests.lake.lake_builder import AT, commit
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.processes import Scanlake
 
 MEMORY = 1 << 30
 
@@ -27,95 +27,35 @@ def rows(db: duckdb.DuckDBPyConnection, sql: str) -> list[tuple[Any, ...]]:
 
 
 async def test_every_table_has_the_rows_of_all_sources(tmp_path: Path) -> None:
-    """Tables and views have a first column `source`, deltas count once, and each source has its own name."""
+    """Tables and views have a first column `source`, deltas count once, sources have own names, nothing is written."""
     lakes = {name: tmp_path / name for name in ("north", "south")}
     quirks = make_quirks("seen", {"decimals": "comma"})
     async with Emulator(30, seed=1, quirks=quirks) as first, Emulator(20, seed=2) as second:
         await synced(first, lakes["north"])
         await synced(second, lakes["south"])
         first.world.update(first.world.pick_random(10))
-        second.world.delete(second.world.pick_random(2))
         await synced(first, lakes["north"])  # now with superseded versions
+    (tmp_path / "secret").write_text("x")
     with open_all_catalogs(lakes, memory=MEMORY) as db:
         counted = "SELECT source, count(*), count(DISTINCT file_id) FROM files GROUP BY ALL ORDER BY ALL"
         assert rows(db, counted) == [("north", 30, 30), ("south", 20, 20)]
         for view in ("fields_wide", "workflow_progress", "damage_by_month", "workflow_steps"):
             assert rows(db, f"FROM {view} LIMIT 5")
         assert rows(db, "SELECT source, snapshot FROM meta.freshness ORDER BY 1") == [("north", 2), ("south", 1)]
-        assert rows(db, "SELECT abs(epoch(utc_now()) - epoch(now())) < 5") == [(True,)]
+        utc_now = "SELECT abs(epoch(utc_now()) - epoch(now())) < 5, typeof(utc_now())"
+        assert rows(db, utc_now) == [(True, "TIMESTAMP")]
         for name, lake in lakes.items():
             with opened(lake) as own:
+                own.execute("SET TimeZone = 'America/Los_Angeles'")  # utc_now() is UTC in every session
+                assert rows(own, utc_now) == [(True, "TIMESTAMP")]
                 for table in ("uploads", "meta.misfits", "form_answers_wide"):
-                    expected = rows(own, f"SELECT count(*), sum(file_id % 97) FROM {table}")
-                    of_source = f"SELECT count(*), sum(file_id % 97) FROM {table} WHERE source = '{name}'"
-                    assert rows(db, of_source) == expected
-                    assert rows(db, f"SELECT count(*), sum(file_id % 97) FROM {name}.{table}") == expected
+                    question = f"SELECT count(*), sum(file_id % 97) FROM {table}"
+                    expected = rows(own, question)
+                    assert rows(db, f"{question} WHERE source = '{name}'") == expected
+                    assert rows(db, question.replace(table, f"{name}.{table}")) == expected
         firsts = "SELECT DISTINCT column_name FROM duckdb_columns() WHERE database_name = 'memory' AND column_index = 1"
         assert rows(db, firsts) == [("source",)]
-
-
-def test_a_column_named_source_gets_a_number(tmp_path: Path) -> None:
-    """A custom field called Source is a column beside the source of the row."""
-    lakes = {name: tmp_path / name for name in ("north", "south")}
-    for name, lake_folder in lakes.items():
-        with Lake(lake_folder, doing="test") as lake:
-            field = {"file_id": 1, "position": 0, "name": "Source" if name == "north" else "Other", "value": "web"}
-            commit(lake, {1: 1}, {"fields": [field]})
-            lake.publish("run", at=AT, complete=True, watermark=AT)
-    with open_all_catalogs(lakes, memory=MEMORY) as db:
-        found = rows(db, 'SELECT source, "source (2)", Other FROM fields_wide ORDER BY source')
-    assert found == [("north", "web", None), ("south", None, "web")]
-
-
-async def test_a_query_asks_all_sources(tmp_path: Path) -> None:
-    """The command answers from all sources, confined as ever, leaves no file, and names a source with a fault."""
-    async with Emulator(12, seed=1) as first, Emulator(8, seed=2) as second:
-        tokens = sources(first, second)
-        await synced(first, tmp_path / "lake" / "s0")
-        missing = await called(tmp_path, "query", "--all", "FROM files", **tokens)
-        assert (missing.code, missing.out) == (2, "")
-        assert "Source s1 has no lake at" in missing.err
-        assert "scanlake sync --source s1" in missing.err
-        await synced(second, tmp_path / "lake" / "s1")
-    counted = "SELECT source, count(*) AS n FROM files GROUP BY ALL ORDER BY ALL"
-    answer = await called(tmp_path, "query", "--all", counted, "--json")
-    assert answer.json["rows"] == [{"source": "s0", "n": 12}, {"source": "s1", "n": 8}]
-    written = await called(tmp_path, "query", "--all", "FROM files", "-o", "all.csv")
-    assert written.code == 0
-    assert (tmp_path / "all.csv").read_text().startswith('"source",')
-    assert sorted(path.name for path in (tmp_path / "lake").iterdir()) == ["s0", "s1"]
-    for refused, reason in (
-        (("FROM read_text('scanlake.toml')",), "a query reads tables only"),
-        (("ATTACH 'lake/s0/catalog.duckdb' AS more",), "a query reads tables only"),
-        (("SELECT 1", "--source", "s0"), "--all and --source exclude each other"),
-        (("SELECT 1", "--lake", "lake/s0"), "--all and --lake exclude each other"),
-        (("SELECT 1", "-o", "lake/s1/x.csv"), "Use a path outside the lake"),
-    ):
-        answer = await called(tmp_path, "query", "--all", *refused)
-        assert (answer.code, reason in answer.err) == (2, True), answer.err
-    config = tmp_path / "scanlake.toml"
-    tables = config.read_text()
-    config.write_text("")
-    assert "has no sources" in (await called(tmp_path, "query", "--all", "SELECT 1")).err
-    config.write_text(tables)
-    catalog = tmp_path / "lake" / "s1" / "catalog.duckdb"
-    catalog.chmod(0o600)
-    with duckdb.connect(str(catalog)) as db:
-        db.execute("UPDATE meta._freshness SET complete = false")
-    answer = await called(tmp_path, "query", "--all", "SELECT 1")
-    assert (answer.code, "Snapshot 1 of s1 was published during a run" in answer.err) == (0, True)
-    catalog.write_text("junk")
-    answer = await called(tmp_path, "query", "--all", "SELECT 1")
-    assert (answer.code, "s1: the catalog cannot be opened" in answer.err) == (9, True), answer.err
-
-
-async def test_no_statement_leaves_the_catalogs(tmp_path: Path) -> None:
-    """What DuckDB itself refuses when a query gets past the check: files, writes, and another configuration."""
-    async with Emulator(5, seed=1) as emulator:
-        await synced(emulator, tmp_path / "north")
-    (tmp_path / "secret").write_text("x")
-    with open_all_catalogs({"north": tmp_path / "north"}, memory=MEMORY) as db:
-        for statement in (
+        for statement in (  # what DuckDB itself refuses when a query gets past the check
             f"FROM read_text('{tmp_path}/secret')",
             f"COPY (SELECT 1) TO '{tmp_path}/out.csv'",
             "DELETE FROM north.files",
@@ -125,3 +65,50 @@ async def test_no_statement_leaves_the_catalogs(tmp_path: Path) -> None:
             with pytest.raises(duckdb.Error, match=r"disabled|read-only|locked"):
                 db.execute(statement)
     assert not (tmp_path / "out.csv").exists()
+
+
+def test_a_query_asks_all_sources(tmp_path: Path, main: Scanlake) -> None:
+    """The command answers from all sources, confined as ever, leaves no file, and names a source with a fault."""
+
+    def make(name: str, field: str) -> None:
+        with Lake(tmp_path / "lake" / name, doing="test") as lake:
+            commit(lake, {1: 1}, {"fields": [{"file_id": 1, "position": 0, "name": field, "value": "web"}]})
+            lake.publish("run", at=AT, complete=True, watermark=AT)
+
+    config = tmp_path / "scanlake.toml"
+    config.write_text(tables := "[sources.s0]\n[sources.s1]\n")
+    make("s0", "Source")
+    missing = main("query", "--all", "FROM files")
+    assert (missing.code, missing.out) == (2, "")
+    assert "Source s1 has no lake at" in missing.err
+    assert "scanlake sync --source s1" in missing.err
+    make("s1", "Other")
+    answer = main("query", "--all", 'SELECT source, "source (2)" AS own, Other FROM fields_wide ORDER BY 1', "--json")
+    assert answer.json["rows"] == [
+        {"source": "s0", "own": "web", "Other": None},  # a custom field called Source beside the source of the row
+        {"source": "s1", "own": None, "Other": "web"},
+    ]
+    assert main("query", "--all", "FROM files", "-o", "all.csv").code == 0
+    assert (tmp_path / "all.csv").read_text().startswith('"source",')
+    assert sorted(path.name for path in (tmp_path / "lake").iterdir()) == ["s0", "s1"]
+    for refused, reason in (
+        (("FROM read_text('scanlake.toml')",), "a query reads tables only"),
+        (("ATTACH 'lake/s0/catalog.duckdb' AS more",), "a query reads tables only"),
+        (("SELECT 1", "--source", "s0"), "--all and --source exclude each other"),
+        (("SELECT 1", "--lake", "lake/s0"), "--all and --lake exclude each other"),
+        (("SELECT 1", "-o", "lake/s1/x.csv"), "Use a path outside the lake"),
+    ):
+        answer = main("query", "--all", *refused)
+        assert (answer.code, reason in answer.err) == (2, True), answer.err
+    config.write_text("")
+    assert "has no sources" in main("query", "--all", "SELECT 1").err
+    config.write_text(tables)
+    catalog = tmp_path / "lake" / "s1" / "catalog.duckdb"
+    catalog.chmod(0o600)
+    with duckdb.connect(str(catalog)) as db:
+        db.execute("UPDATE meta._freshness SET complete = false")
+    answer = main("query", "--all", "SELECT 1")
+    assert (answer.code, "Snapshot 1 of s1 was published during a run" in answer.err) == (0, True)
+    catalog.write_text("junk")
+    answer = main("query", "--all", "SELECT 1")
+    assert (answer.code, "s1: the catalog cannot be opened" in answer.err) == (9, True), answer.err

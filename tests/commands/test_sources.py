@@ -20,13 +20,13 @@ from pipeline.config import load, load_all_sources, load_layers, source_names
 from pipeline.emulator import Emulator
 from pipeline.emulator.options import Faults, ImageOptions
 from pipeline.errors import ExitCode, SettingsError, most_severe
-from pipeline.lake.all_catalogs import open_all_catalogs
 from pipeline.settings import load_token
 from tests.commands.cli_process import called, started
 from tests.rows import every
+from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
-    from tests.processes import Scanlake
+    from tests.processes import Answer, Scanlake
 
 TWO = """
 max_concurrency = 2
@@ -63,27 +63,25 @@ def test_a_source_has_what_stands_above_and_its_own() -> None:
     assert load(None, {"lake": Path("x")}).max_concurrency == 2, "--lake needs no source"
 
 
-def test_the_environment_reaches_a_source_but_not_what_tells_it_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable wins over any table, but for address, lake and token: it cannot mean several services."""
+def test_the_environment_reaches_a_source_but_not_what_tells_it_apart(
+    monkeypatch: pytest.MonkeyPatch, canary: str
+) -> None:
+    """A variable wins over any table, but for address, lake and token: it cannot mean several services.
+
+    SCANLAKE_TOKEN_NAME is a source's token, then its token_file, and SCANLAKE_TOKEN where it has neither.
+    """
     write(TWO)
-    for name, value in (("MAX_CONCURRENCY", "7"), ("BASE_URL", "https://other.example"), ("LAKE", "elsewhere")):
+    Path("token").write_text(canary)
+    Path("token").chmod(0o600)
+    given = {"MAX_CONCURRENCY": "7", "BASE_URL": "https://other.example", "LAKE": "elsewhere", "TOKEN": "of-all"}
+    for name, value in given.items():
         monkeypatch.setenv(f"SCANLAKE_{name}", value)
     north, south = (load(None, {}, source=name) for name in ("north", "south"))
     assert (north.max_concurrency, north.base_url, north.lake) == (7, "https://north.example", Path("elsewhere/north"))
     assert (south.max_concurrency, south.lake) == (7, Path("own"))
-
-
-def test_each_source_has_its_token(monkeypatch: pytest.MonkeyPatch, canary: str) -> None:
-    """SCANLAKE_TOKEN_NAME is a source's token, then its token_file, and SCANLAKE_TOKEN where it has neither."""
-    write(TWO)
-    Path("token").write_text(canary)
-    Path("token").chmod(0o600)
-    monkeypatch.setenv("SCANLAKE_TOKEN", "of-all")
-    assert load_token(load(None, {}, source="north")) == "of-all"
-    assert load_token(load(None, {}, source="south")) == canary
+    assert (load_token(north), load_token(south)) == ("of-all", canary)
     monkeypatch.setenv("SCANLAKE_TOKEN_SOUTH", "of-south")
-    assert load_token(load(None, {}, source="south")) == "of-south"
-    assert load_token(load(None, {}, source="north")) == "of-all"
+    assert [load_token(load(None, {}, source=name)) for name in ("north", "south")] == ["of-all", "of-south"]
     monkeypatch.setenv("SCANLAKE_TOKEN_SUOTH", "x")
     with pytest.raises(SettingsError, match="SCANLAKE_TOKEN_SUOTH"):
         load(None, {}, source="south")
@@ -132,14 +130,20 @@ def test_a_mistake_in_the_sources_is_one_clear_line(text: str, source: str | Non
     assert "\n" not in caught.value.message
 
 
-def test_the_worst_code_is_what_needs_somebody_most() -> None:
+@every(
+    "codes, worst",
+    [
+        ([0, 4, 5, 1], ExitCode.FAILED),
+        ([3, 9, 1], ExitCode.DAMAGE),
+        ([4, 0], ExitCode.REJECTS),
+        ([2, 130], ExitCode.INTERRUPTED),
+        ([77], ExitCode.FAILED),
+        ([], ExitCode.OK),
+    ],
+)
+def test_the_worst_code_is_what_needs_somebody_most(codes: list[int], worst: ExitCode) -> None:
     """Damage outweighs what mends itself, whatever the numbers say."""
-    assert most_severe([0, 4, 5, 1]) == ExitCode.FAILED
-    assert most_severe([3, 9, 1]) == ExitCode.DAMAGE
-    assert most_severe([4, 0]) == ExitCode.REJECTS
-    assert most_severe([2, 130]) == ExitCode.INTERRUPTED
-    assert most_severe([77]) == ExitCode.FAILED
-    assert most_severe([]) == ExitCode.OK
+    assert most_severe(codes) == worst
 
 
 def sources(*emulators: Emulator, **more: str) -> dict[str, str]:
@@ -149,33 +153,13 @@ def sources(*emulators: Emulator, **more: str) -> dict[str, str]:
     return {f"SCANLAKE_TOKEN_S{place}": each.token for place, each in enumerate(emulators)}
 
 
-async def test_all_are_synced_side_by_side(tmp_path: Path) -> None:
-    """Each source is told in one line, the code is the worst, no source waits for a broken one or gets its token."""
-    async with Emulator(40, token="of-the-first") as first, Emulator(20, token="of-the-second") as second:
-        tokens = sources(first, second)
-        done = await called(tmp_path, "sync", "--all", "--json", "--log-json", SCANLAKE_TOKEN="general", **tokens)
-        assert done.code == 0, done.err
-        assert {name: each["details_fetched"] for name, each in done.json["sources"].items()} == {"s0": 40, "s1": 20}
-        events = [json.loads(line) for line in done.err.splitlines()]
-        assert {event["source"] for event in events} == {"s0", "s1"}
-        del tokens["SCANLAKE_TOKEN_S1"]
-        mixed = await called(tmp_path, "sync", "--all", "--jobs", "1", SCANLAKE_TOKEN="general", **tokens)
-    assert mixed.code == 2
-    lines = mixed.out.splitlines()
-    assert lines[0].startswith("s0  snapshot 1, ")
-    assert lines[1].startswith("s1  failed (2): No token is set. Put the token into SCANLAKE_TOKEN_S1")
-    assert "scanlake:" not in mixed.err
-
-
 def test_flags_of_one_source_and_of_all(main: Scanlake) -> None:
-    """--all together with a flag that names one service or lake is refused, as is --jobs without --all."""
+    """--all together with a flag that names one service or lake is refused."""
     write(TWO)
     for flag in ("--source north", "--lake north", "--log-file north", "--set base_url=north", "--set token_file=x"):
         refused = main("sync", "--all", *flag.split())
         assert refused.code == 2
         assert f"--all and {re.sub('[ =](north|x)$', '', flag)} exclude each other" in refused.err
-    refused = main("sync", "--source", "north", "--jobs", "3")
-    assert (refused.code, "--jobs requires --all" in refused.err) == (2, True)
 
 
 async def test_sigterm_is_passed_on_and_waited_for(tmp_path: Path) -> None:
@@ -210,110 +194,99 @@ def test_a_source_that_says_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert sources_module.default_jobs() == 3
 
 
+async def test_syncs_of_all_sources(tmp_path: Path) -> None:
+    """Each source is told in one line with its own hint, the code is the worst, and none gets another one's token.
+
+    After a first sync that failed, status ends with 1 and says why; while later syncs fail, it ends with 1, too.
+    """
+    async with Emulator(40, token="of-the-first") as first, Emulator(20, token="of-the-second") as second:
+        tokens = sources(first, second, request_timeout_seconds="3")
+
+        async def ask(command: str, **others: str) -> Answer:
+            return await called(tmp_path, *command.split(), **{"SCANLAKE_TOKEN": "general", **tokens, **others})
+
+        status = await ask("status --all")
+        assert status.code == 2
+        for name, line in zip(("s0", "s1"), status.out.splitlines(), strict=True):
+            assert line.endswith(f"/lake/{name}. Run `scanlake sync --source {name}` first, or correct --lake."), line
+        mixed = await ask("sync --all --jobs 1", SCANLAKE_TOKEN_S0="another-token", SCANLAKE_TOKEN_S1="two words")
+        assert mixed.code == 2
+        [refused, wrong] = mixed.out.splitlines()
+        assert refused.startswith("s0  failed (3): ")
+        assert wrong.startswith("s1  failed (2): SCANLAKE_TOKEN_S1 ")
+        assert "scanlake:" not in mixed.err
+        for command in ("status --all", "status --source s0"):
+            status = await ask(command)
+            assert status.code == (2 if "all" in command else 1)
+            assert f"No lake at {tmp_path}/lake/s0: the last run failed: " in status.out + status.err
+            assert "refused the token" in status.out + status.err
+        done = await ask("sync --all --json --log-json")
+        assert done.code == 0, done.err
+        assert {name: each["details_fetched"] for name, each in done.json["sources"].items()} == {"s0": 40, "s1": 20}
+        assert {json.loads(line)["source"] for line in done.err.splitlines()} == {"s0", "s1"}
+        second.set_faults(outage=True)
+        assert (await ask("sync --all")).code == 1
+        lines = (await ask("status --all")).out.splitlines()
+        failing = await ask("status --all --json")
+    assert [line[:22] for line in lines] == ["s0  40 files, updated ", "s1  20 files, updated "]
+    assert ["; Failing: the last run failed: " in line for line in lines] == [False, True]
+    assert (failing.code, failing.json["sources"].keys()) == (1, {"s0", "s1"})
+    assert [failing.json["sources"][name]["ok"] for name in ("s0", "s1")] == [True, False]
+    assert failing.json["sources"]["s1"]["failures"]["count"] == 1
+
+
 async def test_commands_take_all_sources(tmp_path: Path) -> None:
     """With --all each command prints one line per source, ends with the most severe code, and has all in its JSON."""
     async with Emulator(20) as north, Emulator(30, seed=5) as south:
-        tables = (f'[sources.{name}]\nbase_url = "{each.base_url}"\n' for name, each in (("n", north), ("s", south)))
-        (tmp_path / "scanlake.toml").write_text("request_timeout_seconds = 3\n" + "".join(tables), encoding="utf-8")
-        tokens = {"SCANLAKE_TOKEN_N": north.token, "SCANLAKE_TOKEN_S": south.token}
-        assert (await called(tmp_path, "sync", "--all", **tokens)).code == 0
+        tokens = sources(north, south, request_timeout_seconds="3")
+        for name, emulator in (("s0", north), ("s1", south)):
+            await synced(emulator, tmp_path / "lake" / name)
         verified = await called(tmp_path, "verify", "--all", "--dry-run", **tokens)
-        checked = await called(tmp_path, "check", "--all", **tokens)
         south.set_faults(outage=True)
-        assert (await called(tmp_path, "sync", "--all", **tokens)).code == 1
-        status = await called(tmp_path, "status", "--all", **tokens)
         failing = await called(tmp_path, "check", "--all", **tokens)
-        everything = await called(tmp_path, "status", "--all", "--json", **tokens)
     assert verified.code == 0, verified.err
-    assert [line.split(":")[0] for line in verified.out.splitlines()] == ["n  consistent", "s  consistent"]
-    assert [line[:12] for line in checked.out.splitlines()] == ["n  0 errors,", "s  0 errors,"]
-    first, second = status.out.splitlines()
-    assert first.startswith("n  20 files, updated ")
-    assert "Failing" not in first
-    assert second.startswith("s  30 files, updated ")
-    assert "; Failing: the last run failed: " in second
+    assert [line.split(":")[0] for line in verified.out.splitlines()] == ["s0  consistent", "s1  consistent"]
     assert failing.code == 1
-    assert "n  0 errors" in failing.out
+    assert failing.out.startswith("s0  0 errors,")
     assert "\n  ERROR     service   " in failing.out
-    assert set(everything.json["sources"]) == {"n", "s"}
     copied = await called(tmp_path, "backup", "copies/today/", "--all")
     assert copied.code == 0, copied.err
-    assert [line.split(" in ")[0] for line in copied.out.splitlines()] == ["n  20 files", "s  30 files"]
-    for name, files in (("n", 20), ("s", 30)):
+    assert [line.split(" in ")[0] for line in copied.out.splitlines()] == ["s0  20 files", "s1  30 files"]
+    for name, files in (("s0", 20), ("s1", 30)):
         folder = tmp_path / "copies" / "today" / name
         assert f"to file://{folder}\n" in copied.out
         assert json.loads((folder / "backup.json").read_text())["files"] == files
-    next((tmp_path / "lake" / "n" / "tables" / "files").glob("0*.parquet")).unlink()
+    next((tmp_path / "lake" / "s0" / "tables" / "files").glob("0*.parquet")).unlink()
     remote = await called(tmp_path, "backup", f"file://{tmp_path}/store", "--all", "--json")
     assert remote.code == remote.json["exit_code"] == 9
-    assert [remote.json["sources"][name]["exit_code"] for name in ("n", "s")] == [9, 0]
-    assert remote.json["sources"]["s"]["files"] == 30
-    assert (tmp_path / "store" / "s").is_dir()
-
-
-async def test_status_tells_why_the_first_sync_failed(tmp_path: Path) -> None:
-    """After a first sync that failed, status ends with 1 and says why; while later syncs fail, it ends with 1, too."""
-    async with Emulator(20) as north:
-        table = f'[sources.north]\nbase_url = "{north.base_url}"\nrequest_timeout_seconds = 3\n'
-        (tmp_path / "scanlake.toml").write_text(table, encoding="utf-8")
-        token = {"SCANLAKE_TOKEN_NORTH": north.token}
-        refused = await called(tmp_path, "sync", "--all", SCANLAKE_TOKEN_NORTH="another-token")
-        assert refused.code == 3
-        for command in (("status", "--all"), ("status", "--source", "north")):
-            first = await called(tmp_path, *command)
-            assert first.code == 1
-            assert f"No lake at {tmp_path}/lake/north: the last run failed: " in first.out + first.err
-            assert "refused the token" in first.out + first.err
-        assert (await called(tmp_path, "sync", "--all", **token)).code == 0
-        assert (await called(tmp_path, "status", "--all")).code == 0
-        north.set_faults(outage=True)
-        assert (await called(tmp_path, "sync", "--all", **token)).code == 1
-        failing = await called(tmp_path, "status", "--all", "--json")
-    assert failing.code == 1
-    assert failing.json["sources"]["north"]["ok"] is False
-    assert failing.json["sources"]["north"]["failures"]["count"] == 1
-
-
-async def test_hints_of_all_sources_name_each(tmp_path: Path) -> None:
-    """With --all the hint of a source that has no lake is a command that works beside the others."""
-    tables = (f'[sources.{name}]\nbase_url = "https://{name}.example"\n' for name in ("n", "s"))
-    (tmp_path / "scanlake.toml").write_text("".join(tables), encoding="utf-8")
-    status = await called(tmp_path, "status", "--all")
-    assert status.code == 2
-    for name, line in zip(("n", "s"), status.out.splitlines(), strict=True):
-        assert line.endswith(f"/lake/{name}. Run `scanlake sync --source {name}` first, or correct --lake."), line
+    assert [remote.json["sources"][name]["exit_code"] for name in ("s0", "s1")] == [9, 0]
+    assert remote.json["sources"]["s1"]["files"] == 30
+    assert (tmp_path / "store" / "s1").is_dir()
 
 
 async def test_all_fetch_their_images(tmp_path: Path) -> None:
     """With images_after_sync each source gets its own images; an image host that is down fails no sync."""
     options = ImageOptions()
     async with (
-        Emulator(12, token="of-the-first", images=options) as first,
-        Emulator(9, token="of-the-second", images=options) as second,
+        Emulator(5, token="of-the-first", images=options) as first,
+        Emulator(4, token="of-the-second", images=options) as second,
+        Emulator(2, token="of-the-third", images=options) as third,
     ):
-        assert first.images is not None
-        assert second.images is not None
-        tokens = sources(first, second, images_after_sync="true", request_timeout_seconds="3")
-        second.images.set_faults(probabilities={"refuse": 1.0})
+        tokens = sources(first, second, third, images_after_sync="true", request_timeout_seconds="3")
+        assert third.images is not None
+        third.images.set_faults(probabilities={"refuse": 1.0})
         done = await called(tmp_path, "sync", "--all", "--json", SCANLAKE_TOKEN="general", **tokens)
-        assert done.code == 0, done.err
-        answers = done.json["sources"]
-        assert answers["s0"]["images"] == {"exit_code": 0, "problem": None}
-        assert answers["s1"]["images"]["exit_code"] == 1
-        assert "image host is down" in answers["s1"]["images"]["problem"]
-        assert {name: each["details_fetched"] for name, each in answers.items()} == {"s0": 12, "s1": 9}
-        second.images.set_faults(probabilities={})
-        again = await called(tmp_path, "sync", "--all", "--json", SCANLAKE_TOKEN="general", **tokens)
-        assert [each["images"]["exit_code"] for each in again.json["sources"].values()] == [0, 0]
-        with open_all_catalogs({name: tmp_path / "lake" / name for name in ("s0", "s1")}, memory=1 << 30) as db:
-            counts = dict(db.execute("SELECT source, count(*) FROM images GROUP BY ALL").fetchall())
-            own = {name: db.execute(f"SELECT count(*) FROM {name}.images").fetchall()[0][0] for name in counts}
-            assert len(db.execute("SELECT * FROM images JOIN uploads USING (source, file_id)").fetchall()) > 0
-        assert counts == own
-        for emulator, name in ((first, "s0"), (second, "s1")):
-            assert emulator.images is not None
-            assert counts[name] == len([row for row in emulator.images.truth() if row["kind"] == "image"])
-            assert emulator.images.leaks == []
-            lake = tmp_path / "lake" / name
-            pictures = {row["sha256"] for row in emulator.images.truth() if row["kind"] == "image"}
-            assert {path.parent.name + path.stem for path in lake.glob("images/??/*")} == pictures
+    assert done.code == 0, done.err
+    images = {name: each["images"] for name, each in done.json["sources"].items()}
+    assert images["s0"] == images["s1"] == {"exit_code": 0, "problem": None}
+    assert images["s2"]["exit_code"] == 1
+    assert "image host is down" in images["s2"]["problem"]
+    for emulator, name in ((first, "s0"), (second, "s1")):
+        assert emulator.images is not None
+        truth = [row["sha256"] for row in emulator.images.truth() if row["kind"] == "image"]
+        with opened(tmp_path / "lake" / name) as db:
+            assert db.execute("SELECT count(*) FROM images").fetchall() == [(len(truth),)]
+            assert len(db.execute("FROM images JOIN uploads USING (file_id)").fetchall()) > 0
+        assert emulator.images.leaks == []
+        lake = tmp_path / "lake" / name
+        assert {path.parent.name + path.stem for path in lake.glob("images/??/*")} == set(truth)

@@ -8,7 +8,6 @@ import duckdb
 
 from pipeline.emulator import Emulator, make_quirks
 from tests.commands.cli_process import called, variables
-from tests.lake.test_folders import make_lake
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,17 +75,11 @@ async def test_a_left_out_include_is_said(tmp_path: Path) -> None:
         assert "without geocoding and forms" in verified.out
         judged = await called(tmp_path, "verify", "--json", **given)
         assert judged.json["missing_includes"] == ["geocoding", "forms"]
-        complete = await called(tmp_path, "sync", "--full", **variables(emulator))
+        emulator.set_quirks(detail_forms="yes")  # now details make up for it
+        complete = await called(tmp_path, "sync", "--full", **given | {"SCANLAKE_INCLUDES": "uploads,geocoding"})
         assert "include.left_out" not in complete.err
-        assert asked(tmp_path, "SELECT missing_includes FROM meta.freshness") == [(None,)]
-
-
-async def test_forms_of_the_detail_are_not_missing(tmp_path: Path) -> None:
-    """A left-out include that details make up for is no warning."""
-    async with Emulator(30, seed=SEED, quirks=make_quirks("seen", {"detail_forms": "yes"})) as emulator:
-        await called(tmp_path, "sync", **variables(emulator), SCANLAKE_INCLUDES="uploads,geocoding")
-    found = asked(tmp_path, "SELECT missing_includes, (SELECT count(*) > 0 FROM form_submits) FROM meta.freshness")
-    assert found == [(None, True)]
+        found = asked(tmp_path, "SELECT missing_includes, (SELECT count(*) > 0 FROM form_submits) FROM meta.freshness")
+        assert found == [(None, True)]
 
 
 async def test_strict_ends_a_run_at_the_first_new_misfit(tmp_path: Path) -> None:
@@ -109,13 +102,3 @@ async def test_strict_ends_a_run_at_the_first_new_misfit(tmp_path: Path) -> None
         emulator.world.update(emulator.world.pick_random(5))
         known = await called(tmp_path, "sync", "--set", "strict=true", **given)
         assert known.code == 0, known.err
-
-
-def test_utc_now_is_utc_everywhere(tmp_path: Path) -> None:
-    """utc_now() gives the same time in every session's zone, and fits the lake's columns."""
-    make_lake(tmp_path / "lake")
-    for zone in ("America/Los_Angeles", "Asia/Tokyo"):
-        with duckdb.connect(str(tmp_path / "lake" / "catalog.duckdb"), read_only=True) as db:
-            db.execute(f"SET TimeZone = '{zone}'")
-            sql = "SELECT abs(epoch(utc_now()) - epoch(now())) < 5, typeof(utc_now())"
-            assert db.execute(sql).fetchall() == [(True, "TIMESTAMP")]
