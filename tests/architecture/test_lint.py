@@ -32,9 +32,11 @@ def test_words_of_the_old_dialect_are_found(text: str, line: int, start: str) ->
 
 
 def test_names_and_sizes() -> None:
-    """A class name twice, vague modules and long files are found; usual names are not."""
+    """Participles as functions, a class name twice, vague modules and long files are found; usual names are not."""
     usual = Source("m.py", "def read_rows(path):\n    '''Read the rows of a part.'''\n    part = path\n")
-    assert not [*names.check_words(usual), *names.check_modules(usual)]
+    assert not [*names.check_words(usual), *names.check_function_names(usual), *names.check_modules(usual)]
+    [problem] = names.check_function_names(Source("m.py", "def _with_place(): ...\ndef read_rows(): ..."))
+    assert str(problem) == "m.py:1: begin _with_place with a verb"
     classes = [Source("one.py", "class Part: ..."), Source("two.py", "class Part: ...\nclass Other: ...")]
     [problem] = names.check_class_names(classes)
     assert str(problem) == "two.py:1: rename Part: one.py has a class of that name"

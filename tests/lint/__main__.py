@@ -21,6 +21,7 @@ def find_problems() -> Iterator[Problem]:
     everything = [*product, *read_sources(["tests"])]
     for source in product:
         yield from names.check_words(source)
+        yield from names.check_function_names(source)
     yield from names.check_class_names(product)
     for source in everything:
         yield from names.check_modules(source)

@@ -41,6 +41,12 @@ _ALLOWED: Final[dict[str, frozenset[str]]] = {
 }
 """Words that a module may use after all, with the reason beside each."""
 
+_NOT_FIRST_WORDS: Final = frozenset(
+    "aggregated are by chosen counted known labelled made must no one purged quoted recorded"
+    " shown some sorted spelled taken unseen whole with wrong".split()
+)
+"""Words that no function name begins with: participles, determiners and prepositions do not say what it does."""
+
 _VAGUE: Final = frozenset({"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"})
 _MAX_STATEMENTS: Final = 320
 """In a file; ruff counts those of a function."""
@@ -58,6 +64,14 @@ def check_words(source: Source) -> Iterator[Problem]:
         found = set(re.findall(r"[a-z]+", lower)) & _FORBIDDEN_PARTS | {p for p in _FORBIDDEN_PHRASES if p in lower}
         for word in sorted(found - allowed):
             yield Problem(source.path, line, f"replace {word!r} by a word of docs/glossary.md")
+
+
+def check_function_names(source: Source) -> Iterator[Problem]:
+    """Find functions whose name begins with a participle, a determiner or a preposition."""
+    functions = [node for node in source.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for node in functions:
+        if not _NOT_FIRST_WORDS.isdisjoint(_split_name(node.name)[:1]):
+            yield Problem(source.path, node.lineno, f"begin {node.name} with a verb")
 
 
 def check_class_names(sources: Iterable[Source]) -> Iterator[Problem]:
