@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from schemas.tables import Table
 
 _TABLE_NAMES: Final = frozenset(table.qualified_name for table in TABLES)
+_NO_ROWS: Final = (0, None)
+"""What `_sum_rows` returns for no rows."""
 _log = get_logger()
 
 
@@ -80,7 +82,7 @@ class _CatalogCheck:
             return "missing"
         try:
             with open_read_only(path) as db:
-                db.execute("SET temp_directory = ''")  # a dry run writes nothing
+                db.execute(f"SET temp_directory = ''; SET memory_limit = '{MEMORY_LIMIT}'")  # a dry run writes nothing
                 spec = read_spec(db)
                 problem = self._find_other_publish(spec.snapshot, number)
                 return problem or _find_damaged_object(db, self._base) or self._find_wrong_table(db, spec)
@@ -122,9 +124,10 @@ class _CatalogCheck:
 
 def _find_damaged_object(db: duckdb.DuckDBPyConnection, base: DeltaBase | None) -> str | None:
     """Return which view is missing, or which table beside those of the files cannot be read."""
-    views = {name for (name,) in db.execute("SELECT view_name FROM duckdb_views()").fetchall()}
-    if base is not None and (lost := sorted(base["views"].keys() - views)):
-        return f"{lost[0]} is missing"
+    if base is not None:
+        views = {name for (name,) in db.execute("SELECT view_name FROM duckdb_views()").fetchall()}
+        if lost := sorted(base["views"].keys() - views):
+            return f"{lost[0]} is missing"
     tables = db.execute("SELECT schema_name || '.' || table_name FROM duckdb_tables()").fetchall()
     for (name,) in tables:
         if name not in _TABLE_NAMES:
@@ -139,6 +142,8 @@ def _sum_rows_of_parts(
     layout: LakeLayout, db: duckdb.DuckDBPyConnection, spec: CatalogSpec, table: Table
 ) -> tuple[Any, ...] | None:
     """Return `_sum_rows` of the rows in the parts; None if they cannot be read, which is a finding of its own."""
+    if not spec.parts_of(table.name):
+        return _NO_ROWS
     query = f"({select_rows_sql(layout, spec, table)})"
     try:
         return _sum_rows(db, query)
@@ -151,8 +156,10 @@ def _sum_rows(db: duckdb.DuckDBPyConnection, source: str) -> tuple[Any, ...]:
     """Return the number of the rows and the sum of their hashes: equal for equal rows."""
     query = f"SELECT count(*), sum(hash(row)) FROM {source} AS row"
     try:
-        db.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
         return db.execute(query).fetchall()[0]
     except duckdb.OutOfMemoryException:
         db.execute(f"SET memory_limit = '{LARGE_MEMORY_LIMIT}'")
-        return db.execute(query).fetchall()[0]
+        try:
+            return db.execute(query).fetchall()[0]
+        finally:
+            db.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
