@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from io import BytesIO, TextIOWrapper
+from io import BytesIO, StringIO, TextIOWrapper
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.settings import Settings
+
+
+class Terminal(StringIO):
+    """A terminal on which a person has typed a text."""
+
+    def isatty(self) -> bool:
+        """It is one."""
+        return True
 
 
 def called(lake: Path, *arguments: str, **environment: str) -> Answer:

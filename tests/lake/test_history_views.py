@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pytest
 
-from pipeline.emulator import Emulator
 from pipeline.errors import LakeCorruptedError
 from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS, select_events_sql, type_documents_sql
 from pipeline.lake.lake import Lake
@@ -22,10 +21,12 @@ from tests.lake.corruption import flip_column
 from tests.lake.lake_builder import AT, commit, rows, write_parts
 from tests.lake.operations import compact_all
 from tests.lake.test_views import asked
-from tests.sync.sync_harness import SEED, opened, synced
+from tests.sync.sync_harness import opened
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.lake.history import History
 
 SECOND: Final = 1_000_000
 TYPED: Final = (
@@ -132,22 +133,19 @@ def test_history_is_that_of_the_kept_documents(tmp_path: Path) -> None:
         assert publish() == [("closed", False), ("reopened", True)]
 
 
-async def test_versions_have_the_types_of_files(tmp_path: Path) -> None:
+def test_versions_have_the_types_of_files(history: History) -> None:
     """The latest version of every file is its row in files, column by column, in any time zone of the reader."""
-    async with Emulator(60, seed=SEED) as emulator:
-        await synced(emulator, tmp_path / "lake")
-        emulator.world.update(emulator.world.pick_random(20))
-        await synced(emulator, tmp_path / "lake")
-    with opened(tmp_path / "lake") as db:
+    count = [(len(history.today.truth),)]
+    with opened(history.today.lake) as db:
         db.execute("SET TimeZone = 'Asia/Tokyo'")
         types = dict(db.execute("SELECT column_name, column_type FROM (DESCRIBE files)").fetchall())
         shown = dict(db.execute("SELECT column_name, column_type FROM (DESCRIBE file_versions)").fetchall())
         assert {name: types[name] for name in TYPED.split(", ")} == {name: shown[name] for name in TYPED.split(", ")}
         newest = "row_number() OVER (PARTITION BY file_id ORDER BY commit_seq DESC) = 1"
         latest = f"SELECT {TYPED} FROM file_versions QUALIFY {newest}"
-        assert db.execute(f"SELECT count(*) FROM ({latest})").fetchall() == [(60,)]
+        assert db.execute(f"SELECT count(*) FROM ({latest})").fetchall() == count
         assert db.execute(f"SELECT {TYPED} FROM files EXCEPT {latest}").fetchall() == []
-        assert db.execute("SELECT count(*) FROM file_versions").fetchall() > [(60,)]
+        assert db.execute("SELECT count(*) FROM file_versions").fetchall() > count
     sent = {column.name for column in FILES.from_wire} - {"service_id", "instance_file_id"}
     assert sent <= set(shown), "a new column of files is in file_versions too"
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import random
 import sqlite3
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pytest
 from structlog.testing import capture_logs
 
@@ -20,56 +16,26 @@ from pipeline.lake.lake import Lake
 from pipeline.maintenance import repair
 from pipeline.maintenance.compact import compact_if_due
 from pipeline.maintenance.rebuild import RebuildResult, rebuild
-from pipeline.progress import NullProgress
 from pipeline.settings import Settings
-from pipeline.sync.verify import VerifyMode, verify
 from tests.findings import lines_of
-from tests.lake.corruption import checked, flip, grown, parts
+from tests.lake.corruption import checked, flip, parts
+from tests.lake.history import differing_rows
 from tests.lake.operations import compact_all, told
 from tests.lake_copies import copy_lake
-from tests.made_once import make_once
 from tests.oracle import differences
 from tests.soaking import draw_seed
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    World = Sequence[dict[str, Any]]
-
-
-def _grow(folder: Path) -> tuple[Path, World]:
-    async def grow() -> World:
-        async with grown(folder / "lake") as emulator:
-            return list(emulator.truth())
-
-    with ThreadPoolExecutor(1) as pool:  # a loop of its own
-        return folder / "lake", pool.submit(asyncio.run, grow()).result()
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, World]:
-    """A lake of several commits and snapshots, only to be copied, and the files of its service."""
-    return make_once(tmp_path_factory, "grown-lake", _grow)
+    from tests.lake.history import History
 
 
 @pytest.fixture
-def lake(made: tuple[Path, World], tmp_path: Path) -> Path:
-    """A copy of that lake."""
-    return copy_lake(made[0], tmp_path / "lake")
-
-
-@pytest.fixture
-def truth(made: tuple[Path, World]) -> World:
-    """The files that it shows."""
-    return made[1]
-
-
-def unlike(lake: Path, truth: World) -> list[str]:
-    """Where the published catalog differs from the files of a service."""
-    with opened(lake) as db:
-        return differences(db, truth)
+def lake(history: History, tmp_path: Path) -> Path:
+    """A copy of a lake of several commits and snapshots."""
+    return copy_lake(history.today.lake, tmp_path / "lake")
 
 
 def compact(lake: Path) -> None:
@@ -92,67 +58,64 @@ def test_a_whole_lake_is_whole(lake: Path) -> None:
     assert (found.damage, found.files_to_fetch, lines_of(found.findings, Severity.WARNING)) == ([], [], [])
 
 
-def test_a_flipped_bit_in_any_part_is_found_and_mended(lake: Path, truth: World) -> None:
-    """Any bit of any part: the part, its table, commit and files are named; the rows come back, its snapshots go."""
-    rng = random.Random(draw_seed(__name__))
-    flipped = {path.relative_to(lake).as_posix() for path in parts(lake) if flip(path, rng.random())}
+def test_damage_of_any_part_is_found_and_mended(history: History, tmp_path: Path) -> None:
+    """Each damaged part is called what it is, with table, commit and files; the rows come back, its snapshots go."""
+    lake, rng = copy_lake(history.old.lake, tmp_path / "lake"), random.Random(draw_seed(__name__))
+    missing, short, foreign, link, *others = sorted(parts(lake), key=lambda path: (path.parent.name != "uploads", path))
+    foreign_rows = next(path for path in others if path.parent.name == "fields").read_bytes()
+    missing.unlink()
+    link.unlink()
+    link.symlink_to(tmp_path / "nowhere")
+    for part, content in ((short, short.read_bytes()[:-7]), (foreign, foreign_rows)):
+        part.chmod(0o644)
+        part.write_bytes(content)
+    flipped = [path for path in others if flip(path, rng.random())]
+    names = [path.relative_to(lake).as_posix() for path in (missing, short, foreign, link, *flipped)]
+    told(lake, "check", code=9)
     found = checked(lake)
+    problems = {each.subject: each.problem for each in found.damage}
+    assert problems[names[0]].startswith("missing (uploads, commit")
+    assert problems[names[1]].startswith("truncated: ")
+    assert problems[names[2]].startswith(("replaced by a copy of tables/fields/", "truncated: "))
     repaired = {each.subject: each.repair for each in found.damage}
-    assert {repaired.pop(name) for name in flipped} == {"rebuilt from documents/"}
+    assert {repaired.pop(name) for name in names} == {"rebuilt from documents/"}
     assert {name.split("/")[0] for name in repaired} <= {"snapshots"}, repaired
-    assert any("(uploads, commit 1)" in each.problem and each.file_ids for each in found.damage)
-    assert unlike(lake, truth) == []
-    assert checked(lake, read_data=True).damage == []
+    assert any("(uploads, commit" in each.problem and each.file_ids for each in found.damage)
+    assert differing_rows(history.old.lake, lake) == []
+    assert checked(lake, read_data=True, mend=False).damage == []
 
 
-def test_missing_short_and_foreign_parts(lake: Path, truth: World) -> None:
-    """A missing, a short and a foreign part are each called what they are, and repaired."""
-    first, second, third, *_ = [path for path in parts(lake) if path.parent.name == "uploads"]
-    first.unlink()
-    second.chmod(0o644)
-    second.write_bytes(second.read_bytes()[:-7])
-    third.chmod(0o644)
-    other = next(path for path in parts(lake) if path.parent.name == "fields")
-    third.write_bytes(other.read_bytes())
-    found = {each.subject.rpartition("/")[2]: each.problem for each in checked(lake).damage}
-    assert found[first.name] == "missing (uploads, commit 1)"
-    assert found[second.name].startswith("truncated: ")
-    assert found[third.name].startswith(("replaced by a copy of tables/fields/", "truncated: "))
-    assert unlike(lake, truth) == []
-
-
-def test_a_damaged_base_part_is_folded_again(lake: Path, truth: World) -> None:
+def test_a_damaged_base_part_is_folded_again(history: History, lake: Path) -> None:
     """A damaged part that many commits were folded into leads to new parts with the versions of now."""
     old = {path.name for path in parts(lake) if path.parent.name == "uploads"}
     compact(lake)
-    for name in ("uploads", "workflow_definitions"):
-        with Lake(lake, doing="test") as held:
-            base = next(part.name for part in held.ledger.parts() if part.table_name == name)
-        flip(lake / base)
-        assert checked(lake).damage[0].subject == base
-        assert unlike(lake, truth) == []
+    with Lake(lake, doing="test") as held:
+        bases = {part.table_name: part.name for part in held.ledger.parts()}
+    damaged = {bases[name] for name in ("uploads", "workflow_definitions")}
+    for name in damaged:
+        flip(lake / name)
+    assert {each.subject for each in checked(lake).damage} >= damaged
+    assert differing_rows(history.today.lake, lake) == []
     snapshots = set((lake / "snapshots").iterdir())
     flip(lake / "tables" / "uploads" / min(old))
-    assert checked(lake).damage == [], "nothing reads a retired part"
+    assert checked(lake, read_data=True).damage == [], "nothing reads a retired part"
     assert set((lake / "snapshots").iterdir()) == snapshots
-    assert unlike(lake, truth) == []
-    assert checked(lake, read_data=True).damage == []
+    assert differing_rows(history.today.lake, lake) == []
 
 
-async def test_damaged_documents_are_fetched_again_just_those(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files whose documents are damaged stay and are rejects; without rows too they leave; a sync fetches just them.
-
-    A damaged part of deleted files comes back with ids, references and times.
-    """
+async def test_damaged_documents_are_fetched_again_just_those(
+    tmp_path: Path, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files whose documents are damaged stay and are rejects; without rows too they leave; a sync fetches just them."""
     lake = tmp_path / "lake"
-    async with grown(lake) as emulator:
+    async with history.today.live_on(lake) as emulator:
         raw, other = sorted((lake / "documents").glob("*.parquet"))[:2]
         flip(other)
         found = checked(lake)
         (damage,) = found.damage
         assert damage.subject == f"documents/{other.name}"
         assert 0 < len(found.files_to_fetch) == damage.files <= 15
-        assert unlike(lake, list(emulator.truth())) == []
+        assert {table for table, _ in differing_rows(history.today.lake, lake)} == {"main.file_events"}
         with opened(lake) as db:
             named = db.execute("SELECT file_id FROM meta.rejects ORDER BY ALL").fetchall()
             assert named == [(file_id,) for file_id in found.files_to_fetch]
@@ -172,30 +135,18 @@ async def test_damaged_documents_are_fetched_again_just_those(tmp_path: Path, mo
         monkeypatch.setattr(repair, "rebuild", record)
         lost = set(checked(lake).files_to_fetch)
         assert set() < lost <= before_rebuild, "a repair that is killed here leaves rows that no later version replaces"
+        kept = [true for true in emulator.truth() if true["key"] not in lost]
         with opened(lake) as db:
             for table in ("files", "uploads", "fields", "locations"):
                 assert not lost & {row[0] for row in db.execute(f"SELECT file_id FROM {table}").fetchall()}
-        kept = [true for true in emulator.truth() if true["key"] not in lost]
-        assert [line for line in unlike(lake, kept) if not line.startswith("workflow")] == []
+            assert [line for line in differences(db, kept) if not line.startswith("workflow")] == []
         assert (await synced(emulator, lake)).details_fetched == len(lost)
-        assert unlike(lake, list(emulator.truth())) == []
-
-        emulator.world.delete(emulator.world.pick_random(3))
-        made = Settings(base_url=emulator.base_url, lake=lake)
-        with Lake(lake, doing="verify") as held:
-            await verify(held, made, emulator.token, VerifyMode(), NullProgress())
-    question = "SELECT file_id, scan_code, updated_at FROM deleted_files ORDER BY ALL"
-    with opened(lake) as db:
-        before = db.execute(question).fetchall()
-    flip(next(path for path in parts(lake) if path.parent.name == "deleted_files"))
-    assert checked(lake).damage
-    with opened(lake) as db:
-        assert db.execute(question).fetchall() == before
-    assert len(before) == 3
-    assert checked(lake, read_data=True).damage == []
+        with opened(lake) as db:
+            assert differences(db, list(emulator.truth())) == []
+    assert checked(lake, read_data=True, mend=False).damage == []
 
 
-def test_damaged_catalogs(lake: Path, truth: World) -> None:
+def test_damaged_catalogs(history: History, lake: Path) -> None:
     """A damaged catalog is published anew, a damaged snapshot is dropped, and both are named."""
     oldest, *_ = sorted((lake / "snapshots").glob("*.duckdb"))
     flip(oldest)
@@ -204,14 +155,11 @@ def test_damaged_catalogs(lake: Path, truth: World) -> None:
     assert found.keys() == {"catalog.duckdb", f"snapshots/{oldest.name}"}
     assert found["catalog.duckdb"].startswith("published again")
     assert not oldest.exists()
-    assert unlike(lake, truth) == []
-    assert checked(lake, read_data=True).damage == []
-    for path in (lake / "snapshots").iterdir():
-        with duckdb.connect(str(path), read_only=True) as db:
-            db.execute("SELECT count(*) FROM uploads").fetchall()
+    assert differing_rows(history.today.lake, lake) == []
+    assert checked(lake, read_data=True, mend=False).damage == []
 
 
-def test_the_ledger_alone_is_wrong(lake: Path, truth: World) -> None:
+def test_the_ledger_alone_is_wrong(history: History, lake: Path) -> None:
     """A wrong hash or count in the ledger is damage; rows are made again, documents stay as the catalog has them.
 
     Only --read-data finds a wrong count: it counts rows and commits.
@@ -225,51 +173,38 @@ def test_the_ledger_alone_is_wrong(lake: Path, truth: World) -> None:
     assert {path.name: path.read_bytes() for path in (lake / "documents").glob("*.parquet")} == documents
     change_ledger(lake, f"row_count = row_count + 1 {uploads}")
     assert checked(lake, mend=False).damage == []
-    (damage,) = checked(lake, read_data=True).damage
+    (damage,) = checked(lake, read_data=True, mend=False).damage
     assert " rows, not " in damage.problem
-    change_ledger(lake, f"row_count = row_count + 1, sha256 = '' {uploads}")
+    change_ledger(lake, f"sha256 = '' {uploads}")
     (damage, *others) = checked(lake, read_data=True).damage
     assert "sha256 differs" in damage.problem
     assert (damage.subject.startswith("tables/uploads/"), damage.repair) == (True, "rebuilt from documents/")
     assert {each.subject.split("/")[0] for each in others} <= {"snapshots"}
-    assert checked(lake, read_data=True).damage == []
-    assert unlike(lake, truth) == []
+    assert checked(lake, read_data=True, mend=False).damage == []
+    assert differing_rows(history.today.lake, lake) == []
 
 
-def test_strangers_are_named_and_left_alone(lake: Path) -> None:
-    """What lies in the folder and is not ours is named, does not count as damage, and stays."""
-    (lake / "tables" / "uploads" / "notes.txt").write_text("mine")
-    (lake / "tables" / "uploads" / "000000000001-abcdef.parquet.bak").write_text("mine")
-    answer = json.loads(told(lake, "check", "--json"))
-    assert answer["ok"] is True
-    strange = [item["subject"] for item in answer["findings"] if "unknown file" in item["problem"]]
-    assert strange == ["tables/uploads/000000000001-abcdef.parquet.bak", "tables/uploads/notes.txt"]
-    assert (lake / "tables" / "uploads" / "notes.txt").exists()
-
-
-@pytest.mark.parametrize("folder", ["documents", "tables/uploads"])
-def test_compaction_names_a_damaged_part(lake: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_names_a_damaged_part(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compaction that cannot read a part names it in the log of the sync, whose rows are published all the same."""
     monkeypatch.setattr(compaction, "_MAX_SMALL_RAW_PARTS", 2)
     monkeypatch.setattr(compaction, "MAX_SUPERSEDED_RATIO", -1)
     monkeypatch.setattr(compaction, "MIN_SUPERSEDED", 0)
-    damaged = min((lake / folder).glob("0*.parquet"))
-    flip(damaged)
-    with Lake(lake, doing="test") as held, capture_logs() as events:
-        compact_if_due(held, Settings(lake=lake))
-    assert [event["event"] for event in events] == ["compaction.failed"]
-    assert f"{folder}/{damaged.name}" in events[0]["error"]
-    assert "Run `scanlake check`" in events[0]["hint"]
+    for number, folder in enumerate(("documents", "tables/uploads")):
+        lake = copy_lake(history.today.lake, tmp_path / f"{number}")
+        damaged = min((lake / folder).glob("0*.parquet"))
+        flip(damaged)
+        with Lake(lake, doing="test") as held, capture_logs() as events:
+            compact_if_due(held, Settings(lake=lake))
+        assert [event["event"] for event in events] == ["compaction.failed"]
+        assert f"{folder}/{damaged.name}" in events[0]["error"]
+        assert "Run `scanlake check`" in events[0]["hint"]
 
 
-def test_a_rollback_brings_no_damaged_part_back(lake: Path) -> None:
+def test_a_rollback_brings_no_damaged_part_back(history: History, lake: Path) -> None:
     """A snapshot with documents that a check has left out cannot be restored; the lake stays as it is."""
     number = int(max((lake / "snapshots").glob("*.duckdb")).stem)
     flip(min((lake / "documents").glob("0*.parquet")))
     assert checked(lake).damage
-    with opened(lake) as db:
-        before = db.execute("SELECT count(*) FROM uploads").fetchall()
     message = told(lake, "rollback", str(number), "--yes", code=2)
     assert f"Snapshot {number} cannot be restored: the lake has documents of" in message
-    with opened(lake) as db:
-        assert db.execute("SELECT count(*) FROM uploads").fetchall() == before
+    assert {table for table, _ in differing_rows(history.today.lake, lake)} == {"main.file_events"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sqlite3
 import sys
@@ -18,22 +17,19 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
 from pipeline.lake.purge import purge
 from pipeline.lake.rollback import plan_rollback, roll_back
-from pipeline.progress import NullProgress
-from pipeline.settings import Settings
-from pipeline.sync.verify import VerifyMode, verify
-from tests.lake.corruption import checked, grown
+from tests.lake.corruption import checked
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit, facts, insert_reject, state, undeclared_parts
-from tests.lake.operations import compact_all, told
+from tests.lake.operations import Terminal, told
 from tests.lake_copies import copy_lake
-from tests.oracle import differences
 from tests.soaking import sample
-from tests.sync.sync_harness import opened, synced
+from tests.sync.sync_harness import asked, check_equal, opened, synced, verified
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.emulator import Emulator
+    from tests.lake.history import History
 
 
 def everything(lake: Path) -> str:
@@ -77,14 +73,12 @@ def purged(lake: Path, *file_ids: int) -> Any:
         return purge(held, file_ids, by="the data protection officer", at=1_700_000_000_000_000, mark="abcdef")
 
 
-async def test_nothing_of_it_is_found(tmp_path: Path) -> None:
+async def test_nothing_of_it_is_found(history: History, tmp_path: Path) -> None:
     """No file of the lake holds anything of a purged file, decompressed or not; all other files are as they were."""
     lake = tmp_path / "lake"
-    async with grown(lake, files=12, rounds=1) as emulator:
+    async with history.old.live_on(lake) as emulator:
         file_id = eventful(emulator)
         words = secrets_of(emulator, file_id)
-        with Lake(lake, doing="compaction") as held:
-            compact_all(held, Settings(lake=lake))
         emulator.world.update([file_id])
         await synced(emulator, lake)
         words += secrets_of(emulator, file_id)
@@ -109,18 +103,11 @@ async def test_nothing_of_it_is_found(tmp_path: Path) -> None:
         assert done.known == (file_id,)
         assert done.parts > 3
         assert undeclared_parts(lake) == []
-        with opened(lake) as db:
-            assert differences(db, emulator.truth(), history=True) == []
-        await synced(emulator, lake)
-        made = Settings(base_url=emulator.base_url, lake=lake)
-        with Lake(lake, doing="verify") as held:
-            proof = await verify(held, made, emulator.token, VerifyMode(), NullProgress())
+        check_equal(lake, emulator, history=True)
+        proof = await verified(emulator, lake)
         assert (proof.consistent, proof.deleted) == (True, 0)
     assert checked(lake, read_data=True).damage == []
-    with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
-        assert db.execute("SELECT * FROM purge").fetchall() == [
-            (file_id, 1_700_000_000_000_000, "the data protection officer")
-        ]
+    assert asked(lake, "SELECT * FROM purge") == [(file_id, 1_700_000_000_000_000, "the data protection officer")]
 
 
 def test_a_killed_purge_is_finished(two_files: Path, tmp_path: Path) -> None:
@@ -156,14 +143,6 @@ def test_a_killed_purge_is_finished(two_files: Path, tmp_path: Path) -> None:
         assert checked(lake, read_data=True).damage == []
         begun[number % 2 == 1] = begun.get(number % 2 == 1, 0) + (in_progress == (11,))
     assert min(begun.values()) > 0, begun
-
-
-class Terminal(io.StringIO):
-    """A terminal on which a person has typed a text."""
-
-    def isatty(self) -> bool:
-        """It is one."""
-        return True
 
 
 def test_the_command(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:

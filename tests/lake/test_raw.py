@@ -9,7 +9,6 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.emulator import Emulator
 from pipeline.lake import compaction
 from pipeline.lake import duckdb as worker
 from pipeline.lake.compaction import find_expired_documents
@@ -20,9 +19,10 @@ from pipeline.settings import Settings
 from tests.lake.corruption import checked
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import compact_all
-from tests.oracle import differences
+from tests.lake_copies import copy_lake
+from tests.made_once import make_once
 from tests.soaking import sample
-from tests.sync.sync_harness import SEED, opened, synced
+from tests.sync.sync_harness import opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,78 +41,58 @@ def documents(held: Lake) -> dict[int, list[int]]:
     return dict(found)
 
 
-def grown(lake: Path) -> Lake:
-    """A lake, held: file 1 came in once, file 2 with every commit, file 3 was deleted, and that is folded."""
-    held = Lake(lake, doing="test").__enter__()
-    for number in range(COMMITS):
-        files = {2: number} | ({1: 0} if number == 0 else {}) | ({3: 0} if number < 5 else {})
-        commit(held, files, gone=[3] if number == 5 else [])
-    held.publish("", at=AT, complete=True, watermark=None)
-    return held
+def _grow(lake: Path) -> Path:
+    """Make a lake: file 1 came in once, file 2 with every commit, file 3 was deleted, file 4 came last."""
+    with Lake(lake, doing="test") as held:
+        for number in range(COMMITS):
+            files = {2: number} | ({1: 0} if number == 0 else {}) | ({3: 0} if number < 5 else {})
+            commit(held, files, gone=[3] if number == 5 else [])
+        held.publish("", at=AT, complete=True, watermark=None)
+        commit(held, {4: 0})
+        held.publish("", at=AT, complete=True, watermark=None)
+    return lake
+
+
+@pytest.fixture
+def lake(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of that lake."""
+    return copy_lake(make_once(tmp_path_factory, "raw", lambda folder: _grow(folder / "lake")), tmp_path / "lake")
 
 
 @pytest.mark.parametrize(
     ("keep", "small"), sample([(1, 0), (3, 0), (None, 0), (1, _LARGE), (None, _LARGE), (3, _LARGE)], 3)
 )
-def test_the_newest_versions_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int | None, small: int
-) -> None:
-    """keep_raw_versions leaves the newest versions of each file, and the current one."""
+def test_the_newest_versions_stay(lake: Path, monkeypatch: pytest.MonkeyPatch, keep: int | None, small: int) -> None:
+    """keep_raw_versions leaves the newest versions of each file, and the current one; a rebuild gives all rows."""
     monkeypatch.setattr(compaction, "SMALL_RAW_PART_BYTES", small)
-    lake = tmp_path / "lake"
-    made = Settings(lake=lake, keep_raw_versions=keep)
-    held = grown(lake)
-    earlier = documents(held)
-    assert [len(earlier[key]) for key in (1, 2, 3)] == [1, COMMITS, 5]
-    commit(held, {4: 0})
-    held.publish("", at=AT, complete=True, watermark=None)
-    before = documents(held)
-    assert compact_all(held, made)
-    last = COMMITS if keep is None else keep
-    wanted = {key: seqs[-last:] for key, seqs in before.items()}
-    assert documents(held) == wanted
-    assert rebuild(held).files == 3
-    assert not compact_all(held, made)
-    held.__exit__(None, None, None)
-    assert checked(lake, read_data=True).damage == []
+    made, rows = Settings(lake=lake, keep_raw_versions=keep), "SELECT file_id, snap_count FROM files ORDER BY ALL"
+    with Lake(lake, doing="test") as held:
+        before = documents(held)
+        assert [len(before[key]) for key in (1, 2, 3, 4)] == [1, COMMITS, 5, 1]
+        assert compact_all(held, made)
+        last = COMMITS if keep is None else keep
+        assert documents(held) == {key: seqs[-last:] for key, seqs in before.items()}
+        assert rebuild(held).files == 3
+        assert not compact_all(held, made)
+    with opened(lake) as db:
+        assert db.execute(rows).fetchall() == [(1, 0), (2, COMMITS - 1), (4, 0)]
+    assert checked(lake, read_data=True, mend=False).damage == []
 
 
-def test_what_counts_or_is_held_stays(tmp_path: Path) -> None:
+def test_what_counts_or_is_held_stays(lake: Path) -> None:
     """The version that counts keeps its documents however old it is; a superseded one until its rows are folded."""
-    held = grown(tmp_path / "lake")
-    compacted = (1, COMMITS)
-    assert find_expired_documents(held.layout, held.ledger, 1, compacted_seqs=(0, -1)) == {}
-    going = find_expired_documents(held.layout, held.ledger, 1, compacted_seqs=compacted)
-    assert {version for some in going.values() for version in some} == {
-        *((2, seq) for seq in range(1, COMMITS)),
-        *((3, seq) for seq in range(1, 5)),
-    }
-    with held.ledger.transaction() as db:
-        db.execute("UPDATE file_version SET commit_seq = 4 WHERE file_id = 2")
-    going = find_expired_documents(held.layout, held.ledger, 1, compacted_seqs=compacted)
-    assert (2, 4) not in {version for some in going.values() for version in some}
-    held.__exit__(None, None, None)
-
-
-async def test_a_sync_with_one_version_kept(tmp_path: Path) -> None:
-    """With keep_raw_versions = 1 over many syncs and compactions, rebuilt tables are the service's."""
-    lake = tmp_path / "lake"
-    made = Settings(lake=lake, keep_raw_versions=1, keep_snapshots=1, retention_hours=0)
-    async with Emulator(25, seed=SEED) as emulator:
-        for _ in range(2):
-            await synced(emulator, lake)
-            emulator.world.update(emulator.world.pick_random(12))
-            with Lake(lake, doing="compaction") as held:
-                compact_all(held, made)
-        await synced(emulator, lake)
-        with Lake(lake, doing="compaction") as held:
-            compact_all(held, made)
-            rebuild(held)
-        with opened(lake) as db:
-            assert differences(db, emulator.truth()) == []
-    with Lake(lake, doing="look") as held:
-        kept = documents(held)
-    assert (len(kept), {len(seqs) for seqs in kept.values()}) == (25, {1})
+    with Lake(lake, doing="test") as held:
+        compacted = (1, COMMITS)
+        assert find_expired_documents(held.layout, held.ledger, 1, compacted_seqs=(0, -1)) == {}
+        going = find_expired_documents(held.layout, held.ledger, 1, compacted_seqs=compacted)
+        assert {version for some in going.values() for version in some} == {
+            *((2, seq) for seq in range(1, COMMITS)),
+            *((3, seq) for seq in range(1, 5)),
+        }
+        with held.ledger.transaction() as db:
+            db.execute("UPDATE file_version SET commit_seq = 4 WHERE file_id = 2")
+        going = find_expired_documents(held.layout, held.ledger, 1, compacted_seqs=compacted)
+        assert (2, 4) not in {version for some in going.values() for version in some}
 
 
 @pytest.mark.soak

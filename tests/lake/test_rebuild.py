@@ -2,74 +2,48 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import pickle
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from pipeline.atomic_files import sha256_file
-from pipeline.emulator import Emulator
 from pipeline.errors import LakeCorruptedError, ScanlakeError
 from pipeline.findings import Severity
 from pipeline.lake.lake import Lake
 from pipeline.maintenance import ray_tasks
 from pipeline.maintenance import rebuild as rebuild_module
 from pipeline.maintenance.rebuild import FlattenedRows, FlattenTask, RebuildResult, RunTasks, rebuild, run_here
-from pipeline.progress import NullProgress
-from pipeline.settings import Settings
-from pipeline.sync.verify import VerifyMode, verify
 from schemas import tables
 from schemas.file_versions import FileVersion
 from tests.findings import lines_of
 from tests.lake import lake_builder
-from tests.lake.corruption import checked, grown
+from tests.lake.corruption import checked
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit, undeclared_parts
-from tests.lake.operations import compact_all, told
+from tests.lake.operations import told
 from tests.lake_copies import copy_lake
-from tests.made_once import make_once
 from tests.oracle import differences
 from tests.rows import every
 from tests.soaking import sample
-from tests.sync.sync_harness import SEED, opened, synced
+from tests.sync.sync_harness import check_equal, opened, synced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-World: TypeAlias = "tuple[Path, list[dict[str, Any]]]"
-"""A lake, and the files that its service held."""
-
-
-async def _live(lake: Path) -> World:
-    """Let a lake have changes, deletions and a compaction, and leave it with parts of before and after."""
-    async with grown(lake, files=20, rounds=1) as emulator:
-        settings = Settings(base_url=emulator.base_url, lake=lake)
-        emulator.world.delete(emulator.world.pick_random(2))
-        with Lake(lake, doing="verify") as held:
-            await verify(held, settings, emulator.token, VerifyMode(), NullProgress())
-            compact_all(held, settings)
-        emulator.world.update(emulator.world.pick_random(4))
-        await synced(emulator, lake)
-        return lake, list(emulator.truth())
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A lake that has lived, only to be read, and what its service held."""
-    return make_once(tmp_path_factory, "rebuilt", lambda folder: asyncio.run(_live(folder / "lake")))
+    from tests.lake.history import History
 
 
 @pytest.fixture
-def lake(world: World, tmp_path: Path) -> Path:
-    """A copy of that lake."""
-    return copy_lake(world[0], tmp_path / "lake")
+def lake(history: History, tmp_path: Path) -> Path:
+    """A copy of a lake with changes, deletions and parts of before and after a compaction."""
+    return copy_lake(history.old.lake, tmp_path / "lake")
 
 
 def rebuilt(lake: Path, run_tasks: RunTasks = run_here) -> RebuildResult:
@@ -112,17 +86,17 @@ def run_and_fail(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
     raise ScanlakeError("Ray (ray): the cluster is gone.")
 
 
-def test_every_row_is_the_same(world: World, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_row_is_the_same(history: History, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rebuild without the service gives every table row by row, here or elsewhere; one that fails changes nothing.
 
     Tasks that run elsewhere may run in any order and more than once.
     """
     before = rows(lake)
-    assert len(before["deleted_files"]) == 2
+    assert len(before["deleted_files"]) == 3
     done = rebuilt(lake)
     assert (done.files, rows(lake)) == (len(before["files"]), before)
     with opened(lake) as db:
-        assert differences(db, world[1]) == []
+        assert differences(db, history.old.truth) == []
         assert db.execute("SELECT count(*) FROM physical.superseded_versions").fetchall() == [(0,)]
     assert undeclared_parts(lake) == []
     monkeypatch.setattr(rebuild_module, "_TASK_FILES", 3)
@@ -136,7 +110,7 @@ def test_every_row_is_the_same(world: World, lake: Path, monkeypatch: pytest.Mon
     assert checked(lake, read_data=True).damage == []
 
 
-async def test_a_column_declared_later_is_filled(tmp_path: Path) -> None:
+async def test_a_column_declared_later_is_filled(history: History, tmp_path: Path) -> None:
     """A lake whose parts do not have a column shows it empty, and filled after a rebuild; syncs go on."""
     lake, later = tmp_path / "lake", (("uploads", "comment"), ("workflow_definitions", "type"))
 
@@ -145,8 +119,7 @@ async def test_a_column_declared_later_is_filled(tmp_path: Path) -> None:
             sql = "SELECT count({1}) > 0 FROM {0}"
             return [is_filled for of in later for (is_filled,) in db.execute(sql.format(*of)).fetchall()]
 
-    async with Emulator(8, seed=SEED) as emulator:
-        await synced(emulator, lake)
+    async with history.yesterday.live_on(lake) as emulator:
         assert filled() == [True, True]
         with Lake(lake, doing="test") as held:
             for table, column in later:
@@ -160,11 +133,9 @@ async def test_a_column_declared_later_is_filled(tmp_path: Path) -> None:
         assert filled() == [False, False]
         rebuilt(lake)
         assert filled() == [True, True]
-        assert (await synced(emulator, lake)).details_fetched == 0
         emulator.world.update(emulator.world.pick_random(2))
-        await synced(emulator, lake)
-        with opened(lake) as db:
-            assert differences(db, emulator.truth()) == []
+        assert (await synced(emulator, lake)).details_fetched == 2
+        check_equal(lake, emulator)
     assert checked(lake, read_data=True).damage == []
 
 
@@ -184,7 +155,6 @@ def test_gaps_in_raw_are_refused(lake: Path) -> None:
 
 def test_a_killed_rebuild_changes_nothing(lake: Path) -> None:
     """Killed anywhere, a rebuild leaves the tables as they were or as they are to be, which is the same."""
-    rebuilt(lake)
     before = rows(lake)
     with failing(Disk(0, None)) as disk:
         rebuilt(lake)

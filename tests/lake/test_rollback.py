@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -16,26 +13,25 @@ from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
 from pipeline.lake.rollback import clear_pause, plan_rollback, roll_back
-from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.regular_verify import is_due
 from pipeline.sync.sync import TimeRange
-from pipeline.sync.verify import VerifyMode, verify
 from tests import oracle
 from tests.lake import lake_builder
 from tests.lake.corruption import checked
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import commit
-from tests.lake.operations import compact_all, told
+from tests.lake.operations import Terminal, called, compact_all, told
 from tests.lake_copies import copy_lake
 from tests.soaking import sample
-from tests.sync.sync_harness import SEED, opened, synced
+from tests.sync.sync_harness import SEED, opened, synced, verified
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from pipeline.lake.models import SnapshotRecord
+    from tests.lake.history import History
 
 FULL = TimeRange(full=True)
 AT = 1_795_000_000_000_000
@@ -55,14 +51,6 @@ def undo_rollback(lake: Path) -> None:
         clear_pause(held.ledger)
 
 
-async def verified(emulator: Emulator, lake: Path) -> None:
-    """Verify as the command does, when it is due."""
-    made = Settings(base_url=emulator.base_url, lake=lake)
-    with Lake(lake, doing="verify") as held:
-        assert is_due(held.ledger, made)
-        assert (await verify(held, made, emulator.token, VerifyMode(accept_deletions=True), NullProgress())).consistent
-
-
 def differences(db: duckdb.DuckDBPyConnection, truth: Iterable[oracle.Row]) -> list[str]:
     """Where lake and service differ; definitions stay when the last file that bore one has changed."""
     definitions = ("workflows", "workflow_steps", "workflow_definition")
@@ -75,62 +63,35 @@ def snapshot_of(lake: Path) -> int:
         return int(db.execute("SELECT snapshot FROM meta.freshness").fetchall()[0][0])
 
 
-async def test_rollback_and_undo(tmp_path: Path) -> None:
-    """A rollback shows what was, under a new number; syncs wait until it is undone, then converge."""
-    lake = tmp_path / "lake"
-    async with Emulator(80, seed=SEED) as emulator:
-        await synced(emulator, lake)
-        then, number = list(emulator.truth()), snapshot_of(lake)
-        with opened(lake) as db:
-            watermark = db.execute("SELECT watermark FROM meta.freshness").fetchall()
-        emulator.world.clock.advance(86_400)
-        for _ in range(2):
-            emulator.world.update(emulator.world.pick_random(20))
-            emulator.world.create(5)
-            emulator.world.delete(emulator.world.pick_random(3))
-            emulator.world.clock.advance(900)
-            await synced(emulator, lake)
+async def test_rollback_and_undo(history: History, tmp_path: Path) -> None:
+    """A rollback shows what was, under a new number; syncs wait until it is undone, then converge.
+
+    They fetch only the files whose version went back; the others are known as well as before.
+    """
+    lake, number = tmp_path / "lake", snapshot_of(history.yesterday.lake)
+    with opened(history.yesterday.lake) as db:
+        watermark = db.execute("SELECT watermark FROM meta.freshness").fetchall()
+    async with history.today.live_on(lake) as emulator:
         with Lake(lake, doing="compaction") as held:
             before = held.ledger.next_commit_seq()
             assert compact_all(held, Settings(lake=lake))
         record = rolled_back(lake, number)
         assert record.snapshot > number
         with opened(lake) as db:
-            assert differences(db, then) == []
+            assert differences(db, history.yesterday.truth) == []
             assert db.execute("SELECT watermark FROM meta.freshness").fetchall() == watermark
-        requests = emulator.requests
         with pytest.raises(SettingsError, match=f"rolled back to snapshot {number}") as refused:
             await synced(emulator, lake)
         assert "scanlake rollback --undo" in refused.value.hint
         with pytest.raises(SettingsError, match="rolled back"):
             await verified(emulator, lake)
-        assert emulator.requests == requests
+        assert emulator.requests == 0
         undo_rollback(lake)
-        await synced(emulator, lake)
-        await verified(emulator, lake)
-        with opened(lake) as db:
-            assert differences(db, emulator.truth()) == []
-            assert db.execute(
-                "SELECT min(first_commit_seq) FROM physical.parts WHERE first_commit_seq > ?", [record.snapshot]
-            ).fetchall()
+        assert (await synced(emulator, lake)).details_fetched == 8 + 2  # changed and created today
         with Lake(lake, doing="look") as held:
             assert held.ledger.next_commit_seq() > before
-
-
-async def test_what_a_rollback_keeps_is_not_fetched_again(tmp_path: Path) -> None:
-    """Only files whose version went back are fetched again; the others are known as well as before."""
-    lake = tmp_path / "lake"
-    async with Emulator(80, seed=SEED) as emulator:
-        await synced(emulator, lake)
-        number = snapshot_of(lake)
-        emulator.world.clock.advance(86_400)
-        emulator.world.update(emulator.world.pick_random(7))
-        await synced(emulator, lake)
-        rolled_back(lake, number)
-        undo_rollback(lake)
-        emulator.reset()
-        await synced(emulator, lake)
-        assert emulator.counts["detail"] == 7
+            assert is_due(held.ledger, Settings(lake=lake))
+        assert (await verified(emulator, lake)).consistent
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
 
@@ -138,7 +99,7 @@ async def test_what_a_rollback_keeps_is_not_fetched_again(tmp_path: Path) -> Non
 async def test_late_commits_come_back(tmp_path: Path) -> None:
     """A file that came in late, older than the watermark, is owed after a rollback and fetched without a verify."""
     lake = tmp_path / "lake"
-    async with Emulator(60, seed=SEED) as emulator:
+    async with Emulator(10, seed=SEED) as emulator:
         world = emulator.world
         lost = world.pick_random(1)
         world.delete(lost)
@@ -147,10 +108,7 @@ async def test_late_commits_come_back(tmp_path: Path) -> None:
         number = snapshot_of(lake)
         world.restore(lost, stamp=False)
         await synced(emulator, lake)
-        made = Settings(base_url=emulator.base_url, lake=lake)
-        with Lake(lake, doing="verify") as held:
-            proof = await verify(held, made, emulator.token, VerifyMode(), NullProgress())
-        assert proof.missing == 1
+        assert (await verified(emulator, lake)).missing == 1
         rolled_back(lake, number)
         undo_rollback(lake)
         await synced(emulator, lake)
@@ -158,16 +116,11 @@ async def test_late_commits_come_back(tmp_path: Path) -> None:
             assert differences(db, emulator.truth()) == []
 
 
-async def test_a_rollback_can_be_rolled_back(tmp_path: Path) -> None:
+def test_a_rollback_can_be_rolled_back(history: History, tmp_path: Path) -> None:
     """Going back, forward and back again shows each time exactly what that snapshot shows."""
-    lake = tmp_path / "lake"
-    async with Emulator(40, seed=SEED) as emulator:
-        for _ in range(3):
-            await synced(emulator, lake)
-            emulator.world.update(emulator.world.pick_random(10))
-            emulator.world.clock.advance(3_600)
+    lake = copy_lake(history.today.lake, tmp_path / "lake")
     numbers = [int(path.stem) for path in sorted((lake / "snapshots").glob("*.duckdb"))]
-    for number in (numbers[1], numbers[-1], numbers[0], numbers[-2], numbers[-1]):
+    for number in (numbers[-2], numbers[-1], numbers[0], numbers[-1] + 2):
         shown = rolled_back(lake, number).snapshot
         with (
             opened(lake) as now,
@@ -181,7 +134,7 @@ async def test_a_rollback_can_be_rolled_back(tmp_path: Path) -> None:
 async def test_definitions_go_back_too(tmp_path: Path) -> None:
     """A workflow's definition that only later parts held is written again by the next sync."""
     lake = tmp_path / "lake"
-    async with Emulator(40, seed=SEED) as emulator:
+    async with Emulator(10, seed=SEED) as emulator:
         await synced(emulator, lake, fetch_details="never", includes=())
         with opened(lake) as db:
             assert db.execute("SELECT count(*) FROM workflows").fetchall() == [(0,)]
@@ -194,30 +147,28 @@ async def test_definitions_go_back_too(tmp_path: Path) -> None:
             assert oracle.differences(db, emulator.truth()) == []
 
 
-async def test_a_snapshot_whose_documents_are_gone(tmp_path: Path) -> None:
+def test_a_snapshot_whose_documents_are_gone(tmp_path: Path) -> None:
     """A snapshot can be restored while the lake has its documents, kept or not; otherwise nothing changes."""
     lake = tmp_path / "lake"
-    async with Emulator(30, seed=SEED) as emulator:
-        await synced(emulator, lake)
-        number = snapshot_of(lake)
-        emulator.world.update(emulator.world.pick_random(5))
-        await synced(emulator, lake)
-        with pytest.raises(SettingsError, match="There is no snapshot 77"):
-            rolled_back(lake, 77)
-        (lake / "snapshots" / f"{number:06d}.duckdb").unlink()
-        shown = rolled_back(lake, number).snapshot
-        rolled_back(lake, shown - 1)
-        undo_rollback(lake)
-        with Lake(lake, doing="compaction") as held:
-            assert compact_all(held, Settings(lake=lake, keep_raw_versions=1))
-        with pytest.raises(SettingsError, match=f"{number} cannot be restored: .* documents of 25 of its 30 files"):
-            rolled_back(lake, number)
-        await synced(emulator, lake)
-        with opened(lake) as db:
-            assert differences(db, emulator.truth()) == []
+    with Lake(lake, doing="test") as made:
+        for at, files in enumerate((dict.fromkeys(range(1, 7), 0), {1: 1, 2: 1})):
+            commit(made, files, stamp=at)
+            made.publish("", at=AT + at, complete=True, watermark=AT)
+    with pytest.raises(SettingsError, match="There is no snapshot 77"):
+        rolled_back(lake, 77)
+    (lake / "snapshots" / "000001.duckdb").unlink()
+    assert rolled_back(lake, 1).snapshot == 3
+    rolled_back(lake, 2)
+    undo_rollback(lake)
+    with Lake(lake, doing="compaction") as held:
+        assert compact_all(held, Settings(lake=lake, keep_raw_versions=1))
+    with pytest.raises(SettingsError, match=r"1 cannot be restored: .* documents of 4 of its 6 files"):
+        rolled_back(lake, 1)
+    with opened(lake) as db:
+        assert db.execute("SELECT list(snap_count ORDER BY file_id) FROM files").fetchall() == [([1, 1, 0, 0, 0, 0],)]
 
 
-def test_a_rollback_asks(tmp_path: Path) -> None:
+def test_a_rollback_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rollback says what would be lost and asks: no changes nothing. Without a terminal it needs --yes."""
     lake = tmp_path / "lake"
     with Lake(lake, doing="test") as made:
@@ -231,15 +182,10 @@ def test_a_rollback_asks(tmp_path: Path) -> None:
     for wrong in ((), ("1", "--undo")):
         assert "needs the number of a snapshot, or --undo" in told(lake, "rollback", *wrong, code=2)
     assert "exclude each other" in told(lake, "rollback", "--undo", "--yes", code=2)
-    for answer, code, files in ((b"n\n", 2, 3), (b"y\n", 0, 0)):
-        ours, theirs = pty.openpty()
-        os.write(ours, answer)
-        arguments = (sys.executable, "-m", "pipeline", "rollback", "1", "--lake", str(lake))
-        done = subprocess.run(arguments, stdin=theirs, capture_output=True, text=True, check=False)
-        os.close(ours)
-        os.close(theirs)
-        assert done.returncode == code, done.stderr
-        assert loss in done.stderr
+    for answer, code, files in (("n\n", 2, 3), ("y\n", 0, 0)):
+        monkeypatch.setattr(sys, "stdin", Terminal(answer))
+        asked = called(lake, "rollback", "1")
+        assert (asked.code, loss in asked.err) == (code, True), asked
         with opened(lake) as db:
             assert db.execute("SELECT count(*) FROM files").fetchall() == [(files,)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -10,96 +9,68 @@ import duckdb
 import pytest
 
 from pipeline.cli import main
-from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
 from pipeline.lake.snapshots import diff_snapshots
-from pipeline.progress import NullProgress
 from pipeline.settings import Settings
-from pipeline.sync.verify import VerifyMode, verify
 from schemas.timestamps import SECOND, now_us, to_datetime
+from tests.lake.history import differing_rows
 from tests.lake.lake_builder import commit
 from tests.lake.operations import compact_all, told
 from tests.lake.test_rollback import AT, differences, snapshot_of
-from tests.sync.sync_harness import SEED, opened, synced
+from tests.lake_copies import copy_lake
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.lake.history import History
 
-async def test_time_travel(tmp_path: Path) -> None:
+
+def test_time_travel(history: History, tmp_path: Path) -> None:
     """A kept snapshot opens as any catalog does, and shows the service as it was then, compactions or not."""
-    lake = tmp_path / "lake"
-    async with Emulator(50, seed=SEED) as emulator:
-        await synced(emulator, lake)
-        then, number = list(emulator.truth()), snapshot_of(lake)
-        for _ in range(3):
-            emulator.world.update(emulator.world.pick_random(20))
-            emulator.world.create(2)
-            await synced(emulator, lake, keep_snapshots=4)
-        with Lake(lake, doing="compaction") as held:
-            assert compact_all(held, Settings(lake=lake, keep_snapshots=4))
-        with duckdb.connect(str(lake / "snapshots" / f"{number:06d}.duckdb"), read_only=True) as db:
-            assert differences(db, then) == []
-        with opened(lake) as db:
-            assert differences(db, emulator.truth()) == []
+    lake, number = copy_lake(history.today.lake, tmp_path / "lake"), snapshot_of(history.yesterday.lake)
+    with Lake(lake, doing="compaction") as held:
+        assert compact_all(held, Settings(lake=lake))
+    with duckdb.connect(str(lake / "snapshots" / f"{number:06d}.duckdb"), read_only=True) as db:
+        assert differences(db, history.yesterday.truth) == []
+    assert differing_rows(history.today.lake, lake) == []
 
 
-async def test_changes_between_snapshots(tmp_path: Path) -> None:
+def test_changes_between_snapshots(history: History) -> None:
     """Changes lists exactly the files that were added, changed or deleted, with reference and stamp."""
-    lake = tmp_path / "lake"
-    async with Emulator(60, seed=SEED) as emulator:
-        await synced(emulator, lake)
-        number = snapshot_of(lake)
-        changed = set(emulator.world.pick_random(6))
-        emulator.world.update(list(changed))
-        gone = [key for key in emulator.world.pick_random(20) if key not in changed][:2]
-        emulator.world.delete(gone)
-        added = {true["key"] for true in emulator.truth()}
-        emulator.world.create(3)
-        added = {true["key"] for true in emulator.truth()} - added
-        await synced(emulator, lake)
-        with Lake(lake, doing="verify") as held:
-            made = Settings(base_url=emulator.base_url, lake=lake)
-            await verify(held, made, emulator.token, VerifyMode(), NullProgress())
-        truth = {true["key"]: true for true in emulator.truth()}
-    with Lake(lake, doing="look") as held:
-        layout = held.layout
-    since = layout.snapshot_path(number)
-    found = list(diff_snapshots(since, layout.catalog))
-    kinds = {kind: {each.file_id for each in found if each.change == kind} for kind in ("added", "changed", "deleted")}
-    assert kinds == {"added": added, "changed": changed, "deleted": set(gone)}
-    for each in found:
-        if each.change != "deleted":
-            assert each.updated_at == truth[each.file_id]["updated"]
-            assert each.scan_code == truth[each.file_id]["item"]["scan_code"]
-    assert list(diff_snapshots(since, since)) == []
+    for since, until in ((history.yesterday, history.today), (history.today, history.old)):
+        before, after = ({true["key"]: true for true in day.truth} for day in (since, until))
+        catalogs = [day.lake / "catalog.duckdb" for day in (since, until)]
+        found = list(diff_snapshots(*catalogs))
+        assert {(each.file_id, each.change) for each in found} == {
+            *((key, "added") for key in after.keys() - before.keys()),
+            *((key, "deleted") for key in before.keys() - after.keys()),
+            *((key, "changed") for key in after.keys() & before if after[key]["updated"] != before[key]["updated"]),
+        }
+        assert len(found) == len({each.file_id for each in found}) > 4
+        for each in found:
+            if each.change != "deleted":
+                assert each.updated_at == after[each.file_id]["updated"]
+                assert each.scan_code == after[each.file_id]["item"]["scan_code"]
+        assert list(diff_snapshots(catalogs[0], catalogs[0])) == []
 
 
-def test_the_verbs(tmp_path: Path) -> None:
+def test_the_verbs(history: History, tmp_path: Path) -> None:
     """snapshots, changes and rollback tell people and programs what there is and what they did."""
-    lake = tmp_path / "lake"
-
-    async def grow() -> None:
-        async with Emulator(30, seed=SEED) as emulator:
-            for _ in range(4):
-                await synced(emulator, lake, keep_snapshots=2, retention_hours=0)
-                emulator.world.create(1)
-
-    asyncio.run(grow())
+    lake = copy_lake(history.old.lake, tmp_path / "lake")
     listed = json.loads(told(lake, "snapshots", "--json"))["snapshots"]
-    assert [row["state"] for row in listed] == ["deleted"] * (len(listed) - 2) + ["kept"] * 2
+    assert [row["state"] for row in listed] == ["deleted"] * (len(listed) - 3) + ["kept"] * 3
     shown = told(lake, "snapshots").splitlines()
-    assert len(shown) == 4, "years of a watch are many deleted snapshots"
-    assert shown[-1] == f"{len(listed) - 2} snapshots deleted; --json lists them"
+    assert len(shown) == 5, "years of a watch are many deleted snapshots"
+    assert shown[-1] == f"{len(listed) - 3} snapshots deleted; --json lists them"
     assert listed[-1]["bytes"] > 1_000
     number = str(listed[-2]["snapshot"])
     found = json.loads(told(lake, "changes", "--since", number, "--json"))
-    assert found["counts"] == {"added": 1, "changed": 0, "deleted": 0}
+    assert found["counts"] == {"added": 0, "changed": 0, "deleted": 1}
     lines = told(lake, "changes", "--since", number, "--format", "csv").splitlines()
     assert lines[0] == "change,file_id,scan_code,updated_at,columns"
-    assert lines[1].startswith(f"added,{found['files'][0]['file_id']},")
-    assert "1 added, 0 changed, 0 deleted" in told(lake, "changes", "--since", number)
-    assert json.loads(told(lake, "rollback", number, "--yes", "--json"))["files"] == 32
+    assert lines[1].startswith(f"deleted,{found['files'][0]['file_id']},")
+    assert "0 added, 0 changed, 1 deleted" in told(lake, "changes", "--since", number)
+    assert json.loads(told(lake, "rollback", number, "--yes", "--json"))["files"] == len(history.old.truth) + 1
     refused = told(lake, "sync", "--set", "base_url=http://127.0.0.1:1", code=2, SCANLAKE_TOKEN="t")
     assert "scanlake rollback --undo" in refused
     assert f"from snapshot {number}" in told(lake, "rollback", "--undo")

@@ -7,21 +7,24 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.emulator import Emulator
 from pipeline.lake import view_definitions
 from pipeline.lake.lake import Lake
 from pipeline.lake.views import MAX_WIDE_COLUMNS, wide_columns
 from schemas.tables import TABLES
 from tests.lake.lake_builder import AT, commit
+from tests.made_once import make_once
 from tests.oracle import expected
-from tests.sync.sync_harness import SEED, opened, synced
+from tests.sync.sync_harness import opened
+
+if TYPE_CHECKING:
+    from tests.lake.history import History
 
 CLIENT: Final = Path(sys.executable).with_name("duckdb")
 VIEWS: Final = (
@@ -44,6 +47,50 @@ ODD: Final = (
 )
 
 
+NAMES: Final = (*ODD, "file_id", "Scan_Code", "x" * 600, "x" * 601, "status", "STATUS", "Status", "Status (2)", "'; --")
+
+
+def _fields(names: tuple[str, ...], **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"file_id": 1, "field_id": place, "name": name, "value": f"v{place}", "position": place, **more}
+        for place, name in enumerate(names)
+    ]
+
+
+def _make_people(folder: Path) -> Path:
+    """Publish file 1 with odd names, 2 without fields, 3 with several values of one, 4 with forms."""
+    values = _fields(('quo"ted',) * 3, file_id=3)
+    for value, stamp in zip(values, (2, 3, 1), strict=True):
+        value["updated_at"] = AT + stamp
+    submits = [{"file_id": 4, "form_id": form, "title": "T", "position": place} for place, form in enumerate((7, 7, 8))]
+    names = ("form_submit_id", "submit_position", "form_id", "question_id", "label", "value")
+    answers = [
+        dict(zip(names, answer, strict=True))
+        for answer in (
+            (None, 0, 7, "10", "Seal?", "yes"),
+            (None, 0, 7, "2", "Side", "front"),
+            (None, 0, 7, "3", "Side ", "rear"),
+            (None, 1, 7, "10", "Is the seal whole?", "no"),
+            (None, 1, 7, "10", "Is the seal whole?", "really"),
+            ("s", 2, 8, "10", "Side", "another form's"),
+        )
+    ]
+    odd = [{"form_submit_id": "s", "label": name, "value": "v"} for name in ODD]
+    rows: list[dict[str, Any]] = [{"file_id": 1, "position": place, **each} for place, each in enumerate(odd)]
+    rows += [{"file_id": 4, "position": place, **each} for place, each in enumerate(answers)]
+    children = {"fields": [*_fields(NAMES), *values], "form_answers": rows}
+    with Lake(folder / "lake", doing="test") as lake:
+        commit(lake, dict.fromkeys(range(1, 5), 0), {**children, "form_submits": [{"file_id": 1, "id": "s"}, *submits]})
+        lake.publish("", at=AT, complete=True, watermark=None)
+    return folder / "lake"
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That lake, only to be read."""
+    return make_once(tmp_path_factory, "people", _make_people)
+
+
 def asked(db: duckdb.DuckDBPyConnection, sql: str) -> list[dict[str, Any]]:
     """The rows of an answer, as dicts."""
     answer = db.execute(sql)
@@ -59,12 +106,10 @@ def test_a_month_has_one_type_in_every_client() -> None:
     assert all(call.endswith("::TIMESTAMP") for call in calls), calls
 
 
-async def test_against_the_service(tmp_path: Path) -> None:
+def test_against_the_service(history: History) -> None:
     """Each view says what the documents of a synced world say; tests/sync/test_plain_reading.py judges the runs."""
-    async with Emulator(60, seed=SEED) as emulator:
-        await synced(emulator, tmp_path / "lake")
-        rows = expected(emulator.truth())
-    with opened(tmp_path / "lake") as db:
+    rows = expected(history.old.truth)
+    with opened(history.old.lake) as db:
         wide = {row["file_id"]: row for row in asked(db, "FROM fields_wide")}
         assert wide.keys() == {row["file_id"] for row in rows["files"]}
         newest = defaultdict(list)
@@ -93,11 +138,9 @@ async def test_against_the_service(tmp_path: Path) -> None:
         assert all(row["age_days"] > 0 for row in unfinished)
 
 
-async def test_everything_has_a_comment(tmp_path: Path) -> None:
+def test_everything_has_a_comment(history: History) -> None:
     """Every table, view and column of the catalog says what it is, and each declared column is there."""
-    async with Emulator(10, seed=SEED) as emulator:
-        await synced(emulator, tmp_path / "lake")
-    with opened(tmp_path / "lake") as db:
+    with opened(history.today.lake) as db:
         for what in ("duckdb_tables()", "duckdb_views()", "duckdb_columns()"):
             name = "table_name || '.' || column_name" if "columns" in what else what[7:-3] + "_name"
             silent = db.execute(
@@ -113,11 +156,9 @@ async def test_everything_has_a_comment(tmp_path: Path) -> None:
         assert shown >= set(VIEWS)
 
 
-async def test_the_dictionary_lists_everything_in_main(tmp_path: Path) -> None:
+def test_the_dictionary_lists_everything_in_main(history: History) -> None:
     """meta.data_dictionary has every column of every table and view that people see, with its comment."""
-    async with Emulator(10, seed=SEED) as emulator:
-        await synced(emulator, tmp_path / "lake")
-    with opened(tmp_path / "lake") as db:
+    with opened(history.today.lake) as db:
         listed = db.execute("SELECT table_name, column_name, comment FROM meta.data_dictionary").fetchall()
         there = db.execute(
             "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal AND schema_name = 'main'"
@@ -138,18 +179,12 @@ async def test_the_dictionary_lists_everything_in_main(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fill", [True, False])
-def test_older_clients_read_every_view(tmp_path: Path, fill: bool) -> None:  # noqa: FBT001
+def test_older_clients_read_every_view(people: Path, tmp_path: Path, fill: bool) -> None:  # noqa: FBT001
     """The DuckDB 1.5 command line opens the catalog and reads every table and view, also when all are empty."""
-    with Lake(tmp_path / "lake", doing="test") as lake:
-        if fill:
-            children = {"fields": _fields(ODD), "form_submits": [{"file_id": 1, "id": "s"}]}
-            children["form_answers"] = [
-                {"file_id": 1, "form_submit_id": "s", "label": name, "value": "v", "position": place}
-                for place, name in enumerate(ODD)
-            ]
-            commit(lake, {1: 0}, children)
-        lake.publish("", at=AT, complete=True, watermark=None)
-    catalog = str(tmp_path / "lake" / "catalog.duckdb")
+    if not fill:
+        with Lake(tmp_path / "lake", doing="test") as lake:
+            lake.publish("", at=AT, complete=True, watermark=None)
+    catalog = str((people if fill else tmp_path / "lake") / "catalog.duckdb")
     with duckdb.connect(catalog, read_only=True) as db:
         found = db.execute("SELECT schema_name || '.' || view_name FROM duckdb_views() WHERE NOT internal").fetchall()
     questions = ";".join(f"SELECT '{name}' AS seen, count(*) FROM (FROM {name})" for (name,) in found)
@@ -161,23 +196,16 @@ def test_older_clients_read_every_view(tmp_path: Path, fill: bool) -> None:  # n
     assert process.stdout.count("main.") + process.stdout.count("meta.") == len(found)
 
 
-def _fields(names: tuple[str, ...], **more: Any) -> list[dict[str, Any]]:
-    return [
-        {"file_id": 1, "field_id": place, "name": name, "value": f"v{place}", "position": place, **more}
-        for place, name in enumerate(names)
-    ]
+def test_odd_names(people: Path) -> None:
+    """Every name has a column: names with one label for SQL get numbers, and no value of one hides another's.
 
-
-def test_odd_names(tmp_path: Path) -> None:
-    """Every name has a column: names with one label for SQL get numbers, and no value of one hides another's."""
-    names = (*ODD, "file_id", "Scan_Code", "x" * 600, "x" * 601, "status", "STATUS", "Status", "Status (2)", "'; --")
-    with Lake(tmp_path / "lake", doing="test") as lake:
-        commit(lake, {1: 0, 2: 0}, {"fields": _fields(names)})
-        lake.publish("", at=AT, complete=True, watermark=None)
-    with opened(tmp_path / "lake") as db:
-        first, second = asked(db, "FROM fields_wide ORDER BY file_id")
+    Of several values of one field the one updated last stands there, whatever its position.
+    """
+    with opened(people) as db:
+        first, second, third, _ = asked(db, "FROM fields_wide ORDER BY file_id")
+    assert third['quo"ted'] == "v1"
     assert second == dict.fromkeys(second) | {"file_id": 2, "scan_code": "ref 2"}
-    assert sorted(first.values(), key=str)[2:] == sorted(f"v{place}" for place in range(len(names)))
+    assert sorted(first.values(), key=str)[2:] == sorted(f"v{place}" for place in range(len(NAMES)))
     assert (first["Plain"], first["plain (2)"]) == ("v1", "v0")
     assert (first['quo"ted'], first["日本 🙂"], first["(empty)"], first["(empty) (2)"]) == ("v2", "v7", "v8", "v9")
     assert (first["a b"], first["n ul"]) == ("v10", "v11")
@@ -194,18 +222,6 @@ def test_every_name_has_its_own_column(names: dict[str, int]) -> None:
     assert len({"file_id", *labels}) == len(labels) + 1
     assert not any("\n" in label for label in labels)
     assert wide_columns(dict(reversed(names.items())), ["file_id"]) == columns
-
-
-def test_the_latest_value_stands(tmp_path: Path) -> None:
-    """Of several values of one field the one updated last stands in fields_wide, whatever its position."""
-    with Lake(tmp_path / "lake", doing="test") as lake:
-        values = _fields(("a", "a", "a"))
-        for value, stamp in zip(values, (2, 3, 1), strict=True):
-            value["updated_at"] = AT + stamp
-        commit(lake, {1: 0}, {"fields": values})
-        lake.publish("", at=AT, complete=True, watermark=None)
-    with opened(tmp_path / "lake") as db:
-        assert asked(db, "SELECT a FROM fields_wide") == [{"a": "v1"}]
 
 
 def test_no_more_columns_than_fit() -> None:
@@ -231,27 +247,9 @@ def test_names_are_counted_as_they_come(tmp_path: Path) -> None:
         assert asked(db, "FROM fields_wide") == [{"file_id": 1, "scan_code": "ref 1", "a": "v0", "b": None}]
 
 
-def test_one_view_a_form_by_question(tmp_path: Path) -> None:
+def test_one_view_a_form_by_question(people: Path) -> None:
     """Each form has a view with a column per question: a renamed label keeps its column, equal labels do not meet."""
-    answers = [
-        {"file_id": 1, "form_submit_id": submit, "submit_position": place, "form_id": form, "question_id": question}
-        | {"label": label, "value": value, "position": position}
-        for position, (submit, place, form, question, label, value) in enumerate(
-            [
-                (None, 0, 7, "10", "Seal?", "yes"),
-                (None, 0, 7, "2", "Side", "front"),
-                (None, 0, 7, "3", "Side ", "rear"),
-                (None, 1, 7, "10", "Is the seal whole?", "no"),
-                (None, 1, 7, "10", "Is the seal whole?", "really"),
-                ("s", 2, 8, "10", "Side", "another form's"),
-            ]
-        )
-    ]
-    submits = [{"file_id": 1, "form_id": form, "title": "T", "position": place} for place, form in enumerate((7, 7, 8))]
-    with Lake(tmp_path / "lake", doing="test") as lake:
-        commit(lake, {1: 0}, {"form_submits": submits, "form_answers": answers})
-        lake.publish("", at=AT, complete=True, watermark=None)
-    with opened(tmp_path / "lake") as db:
+    with opened(people) as db:
         rows = asked(db, "SELECT * EXCLUDE (file_id, form_submit_id, title) FROM form_7_wide ORDER BY submit_position")
         assert [list(row.values()) for row in rows] == [[0, "front", "rear", "yes"], [1, None, None, "no | really"]]
         assert list(rows[0]) == ["submit_position", "Side", "Side (2)", "Is the seal whole?"]
