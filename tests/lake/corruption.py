@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -64,16 +65,37 @@ def parts(lake: Path) -> list[Path]:
 
 
 @contextmanager
-def exhausted_descriptors() -> Iterator[None]:
-    """Let this process have no free file descriptor."""
-    limits, handles = resource.getrlimit(resource.RLIMIT_NOFILE), []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+def limited(kind: int, limit: int) -> Iterator[None]:
+    """Lower a limit of this process for a while."""
+    former = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, former[1]))
     try:
-        with suppress(OSError):
-            while True:
-                handles.append(os.open(os.devnull, os.O_RDONLY))
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for handle in handles:
-            os.close(handle)
+        resource.setrlimit(kind, former)
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Let writes beyond `size` fail with EFBIG, as a full disk does with ENOSPC."""
+    former = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with limited(resource.RLIMIT_FSIZE, size):
+            yield
+    finally:
+        signal.signal(signal.SIGXFSZ, former)
+
+
+@contextmanager
+def exhausted_descriptors() -> Iterator[None]:
+    """Let this process have no free file descriptor."""
+    handles = list[int]()
+    with limited(resource.RLIMIT_NOFILE, 256):
+        try:
+            with suppress(OSError):
+                while True:
+                    handles.append(os.open(os.devnull, os.O_RDONLY))
+            yield
+        finally:
+            for handle in handles:
+                os.close(handle)

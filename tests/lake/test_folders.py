@@ -18,8 +18,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.emulator import Emulator
-from pipeline.errors import LakeCorruptedError, ScanlakeError, SettingsError, StorageError
-from pipeline.lake.folder_checks import inspect_folder, require_lake_or_empty
+from pipeline.errors import LakeCorruptedError, ScanlakeError, StorageError
+from pipeline.lake.folder_checks import inspect_folder
 from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, FolderKind
 from pipeline.lake.layout import LakeLayout
@@ -27,10 +27,12 @@ from pipeline.lake.ledger_format import APPLICATION_ID
 from pipeline.lake.request_log import open_request_log
 from tests.commands.cli_process import called, variables
 from tests.constants import set_run_constants
-from tests.lake.lake_builder import AT, commit
+from tests.lake.corruption import checked
+from tests.lake.lake_builder import AT, commit, state
 from tests.lake.operations import told
 from tests.lake_copies import copy_lake
 from tests.rows import every
+from tests.soaking import sample
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
@@ -147,24 +149,6 @@ def test_a_folder_of_others_is_refused_by_every_command(name: str, tmp_path: Pat
     assert not (tmp_path / "copy").exists()
 
 
-def test_statistics_of_a_refused_folder(tmp_path: Path) -> None:
-    """A refused sync writes no statistics into the folder, though alerts and metrics are on."""
-    folder = tmp_path / "folder"
-    fill(folder, FOLDERS["a home folder"])
-    before = describe(folder)
-    more = {"SCANLAKE_NOTIFY_URL": "http://127.0.0.1:9/", "SCANLAKE_METRICS_FILE": str(tmp_path / "metrics")}
-    with silent_service():
-        assert "not empty" in told(folder, "sync", code=2, **more)
-    assert describe(folder) == before
-
-
-@every("path", [Path("/"), Path("/usr"), Path("/etc")])
-def test_folders_of_the_system(path: Path) -> None:
-    """The root of the file system and the system's folders are no lake and not empty."""
-    with pytest.raises(SettingsError, match="not a lake and not empty"):
-        require_lake_or_empty(LakeLayout(path))
-
-
 def test_a_lake_inside_a_lake_is_refused(lake: Path, tmp_path: Path) -> None:
     """No lake begins in the folder of another one, whether the folder exists or a link leads there."""
     (lake / "inside").mkdir()
@@ -247,58 +231,73 @@ def test_a_lock_that_is_a_link_is_not_followed(lake: Path, tmp_path: Path) -> No
     assert told(lake, "repair").startswith("ok: ")
 
 
-def _stranger(lake: Path, kind: str, name: str) -> None:
-    """Put a thing of others under a name; a folder of the lake is moved out and becomes a link."""
-    path = lake / name
+def _put_stranger(lake: Path, kind: str, name: str) -> None:
+    """Put a thing of others under a name. A folder of the lake is moved out; a link leads to it."""
+    path, elsewhere = lake / name, lake.with_name("elsewhere")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if kind == "link":
-        elsewhere = lake.with_name("elsewhere")
-        if path.is_dir():
-            path.rename(elsewhere)
-        else:
-            elsewhere.mkdir()
-        path.symlink_to(elsewhere)
-    elif kind == "duckdb":
+    if path.is_dir():
+        path.rename(elsewhere)
+    else:
         path.unlink(missing_ok=True)
+    if kind == "link":
+        elsewhere.mkdir(exist_ok=True)
+        path.symlink_to(elsewhere)
+    elif kind == "folder":
+        path.mkdir()
+        (path / "thesis").write_text("mine")
+    elif kind == "duckdb":
         with duckdb.connect(str(path)) as db:
             db.execute("CREATE TABLE thesis (page TEXT)")
     else:
         path.write_text("mine")
 
 
-_IN_THE_WAY: Final = (
-    *(
-        ("link", "tables/files"),
-        ("link", "images"),
-        ("link", "images/ab"),
-        ("link", "spill"),
-        ("link", "run_stats.json"),
-    ),
-    *(
-        ("text", "LOCK"),
-        ("text", "ledger.sqlite-wal"),
-        ("text", "ledger.sqlite-shm"),
-        ("text", "ledger.sqlite-journal"),
-    ),
-    *(("duckdb", "snapshots/000003.duckdb"), ("text", "snapshots/000099.duckdb"), ("duckdb", "catalog.duckdb")),
-)
+def _remove_stranger(lake: Path, name: str) -> None:
+    path, elsewhere = lake / name, lake.with_name("elsewhere")
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    if elsewhere.exists():
+        elsewhere.rename(path)
 
 
-@pytest.mark.parametrize(("kind", "name"), _IN_THE_WAY)
-def test_what_has_a_name_of_the_lake_stops_a_run(two_files: Path, tmp_path: Path, kind: str, name: str) -> None:
-    """A link, a log or a database of others that a run would write to or replace is named, and does not change."""
-    lake = copy_lake(two_files, tmp_path / "lake")
-    if kind == "text":
-        (lake / name).unlink(missing_ok=True)
-    _stranger(lake, kind, name)
-    before = [describe(path) for path in (lake / name, tmp_path / "elsewhere") if path.exists()]
-    if name.startswith("ledger.sqlite"):
+_IN_THE_WAY: Final = [
+    (kind, name)
+    for kind, names in {
+        "link": "tables/files images images/ab spill run_stats.json",
+        "text": "LOCK ledger.sqlite-wal ledger.sqlite-shm ledger.sqlite-journal snapshots/000099.duckdb spill snapshots"
+        " tables documents tables/files",
+        "duckdb": "snapshots/000003.duckdb catalog.duckdb",
+        "folder": "LOCK catalog.duckdb catalog.duckdb.wal ledger.sqlite ledger.sqlite-wal ledger.sqlite-shm"
+        " ledger.sqlite-journal snapshots/000001.duckdb snapshots/000002.duckdb.wal",
+    }.items()
+    for name in names.split()
+]
+_REMOVED: Final = sample(_IN_THE_WAY, 4)
+
+
+@every("kind, name", _IN_THE_WAY)
+def test_what_has_a_name_of_the_lake_stops_a_run(kind: str, name: str, two_files: Path, tmp_path: Path) -> None:
+    """A thing of others that a run would write to or replace is named, and stays; without it a repair leads out."""
+    lake = copy_lake(two_files, tmp_path / f"{kind} {name.replace('/', ' ')}" / "lake")
+    _put_stranger(lake, kind, name)
+    watched = [path for path in (lake / name, lake.with_name("elsewhere")) if path.exists()]
+    before = (state(lake), [describe(path) for path in watched])
+    if kind == "text" and name.startswith("ledger.sqlite"):
         with pytest.raises(StorageError, match="Not of scanlake"), open_request_log(LakeLayout(lake)):
             pass
-    message = told(lake, "repair", code=7)
-    assert message.endswith(f" Move {lake / name} away, then run again.\n")
-    assert message.count("\n") == 1
-    assert [describe(path) for path in (lake / name, tmp_path / "elsewhere") if path.exists()] == before
+    for arguments in (("repair",), ("publish", "--to", "file:///nowhere"))[: 1 + ((kind, name) in _REMOVED)]:
+        message = told(lake, *arguments, code=7)
+        assert message.endswith(f" Move {lake / name} away, then run again.\n")
+        assert message.count("\n") == 1
+    assert (state(lake), [describe(path) for path in watched]) == before
+    if (kind, name) in _REMOVED:
+        _remove_stranger(lake, name)
+        checked(lake)
+        assert checked(lake, mend=False).damage == []
+        with opened(lake) as db:
+            assert db.execute("SELECT count(*) FROM files").fetchone() == (2,)
 
 
 def test_what_is_not_in_the_way_stays(lake: Path) -> None:
@@ -315,7 +314,7 @@ def test_what_is_not_in_the_way_stays(lake: Path) -> None:
         *(f"ledger.sqlite.{stamp}", f"ledger.sqlite.{stamp}-0a1b2c3d", "RESTORE_IN_PROGRESS", "run_stats.json"),
     ]
     for path in others:
-        _stranger(lake, "text", path)
+        _put_stranger(lake, "text", path)
     before = {path: (lake / path).lstat().st_mtime_ns for path in others}
     for command in (("repair",), ("rebuild",), ("purge", "11", "--yes"), ("backup", f"{lake}-backup")):
         told(lake, *command)

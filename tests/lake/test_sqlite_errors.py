@@ -16,7 +16,8 @@ from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
 from pipeline.lake.reader import open_ledger_readonly
 from tests.lake.corruption import checked, exhausted_descriptors
-from tests.lake.lake_builder import AT, commit
+from tests.lake_copies import copy_lake
+from tests.rows import every
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
@@ -60,13 +61,10 @@ def test_a_ledger_that_cannot_be_opened_is_no_damage(tmp_path: Path) -> None:
         identify_ledger(path)
 
 
-@pytest.mark.parametrize("damage", ["a version", "the schema's format", "a name that is no text"])
-def test_damage_without_a_code_of_its_own_is_repaired(tmp_path: Path, damage: str) -> None:
+@every("damage", ["a version", "the schema's format", "a name that is no text"])
+def test_damage_without_a_code_of_its_own_is_repaired(damage: str, two_files: Path, tmp_path: Path) -> None:
     """A ledger whose format or names cannot be read is damaged, for readers and writers, until a check rebuilds it."""
-    layout = LakeLayout(tmp_path)
-    with Lake(tmp_path, doing="test") as lake:
-        commit(lake, {11: 0})
-        lake.publish("", at=AT, complete=True, watermark=None)
+    layout = LakeLayout(copy_lake(two_files, tmp_path / damage))
     content = bytearray(layout.ledger.read_bytes())
     if damage == "a name that is no text":
         content = content.replace(b"tablepurgepurge", b"table\xff\xff\xff\xff\xffpurge")
@@ -74,11 +72,11 @@ def test_damage_without_a_code_of_its_own_is_repaired(tmp_path: Path, damage: st
     else:
         content[18 if damage == "a version" else 47] = 9
     layout.ledger.write_bytes(content)
-    with pytest.raises(LakeCorruptedError), Lake(tmp_path, doing="test") as lake:
+    with pytest.raises(LakeCorruptedError), Lake(layout.root, doing="test") as lake:
         lake.ledger.set_properties(source="https://a.example")
     if damage != "a version":  # SQLite reads it
         with pytest.raises(LakeCorruptedError), open_ledger_readonly(layout) as ledger:
             ledger.count_files()
-    assert checked(tmp_path).damage
-    with Lake(tmp_path, doing="test") as lake:
-        assert lake.ledger.count_files() == 1
+    assert checked(layout.root).damage
+    with Lake(layout.root, doing="test") as lake:
+        assert lake.ledger.count_files() == 2
