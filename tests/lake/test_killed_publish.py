@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
 import shutil
-import subprocess
-import sys
+import signal
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import duckdb
 import pytest
 
+from pipeline.lake.catalog import compact_catalog
 from pipeline.lake.lake import Lake
-from tests.conftest import ROOT
+from pipeline.lake.ledger import Ledger
 from tests.lake.corruption import checked
 from tests.lake.lake_builder import AT, commit
-from tests.lake.publish_killer import WORK
 from tests.lake.test_crash import litter
 from tests.soaking import SOAKING, draw_seed, sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    Kill = Callable[[Path, str, int], list[str]]
+    import sqlite3
+    from collections.abc import Callable, Iterator, Mapping
 
 _NAMES: Final = (
     "files",
@@ -38,30 +39,140 @@ _NAMES: Final = (
 )
 
 
-@pytest.fixture(scope="module")
-def kill() -> Iterator[Kill]:
-    """Return the function that publishes a lake and is killed at a step; it returns the steps that were reached."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.lake.publish_killer"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    request, answer = process.stdin, process.stdout
+_STATEMENTS: Final = frozenset({"COMMIT", "DETACH lake"})
 
-    def kill_publish(lake: Path, work: str, step: int) -> list[str]:
-        request.write(f"{json.dumps([str(lake), work, step])}\n")
-        request.flush()
-        return list(json.loads(answer.readline()))
 
-    with process:
-        yield kill_publish
-        request.close()
-    assert process.returncode == 0
+def publish_rows(lake: Lake) -> None:
+    """Publish changed, new and deleted files."""
+    uploads = [{"file_id": 99, "id": 5, "position": 0}, {"file_id": 4, "id": 6, "position": 0}]
+    commit(lake, {3: 0, 4: 1, 99: 1}, {"uploads": uploads}, gone=[7], stamp=2)
+    lake.publish("run", at=AT + 2, complete=True, watermark=AT + 2)
+
+
+def publish_watermark(lake: Lake) -> None:
+    """Publish a later watermark."""
+    lake.publish("run", at=AT + 2, complete=True, watermark=AT + 2)
+
+
+def publish_rebuilt(lake: Lake) -> None:
+    """Build the catalog from the parts."""
+    lake.republish(at=AT + 2, rebuild=True)
+
+
+def publish_records(lake: Lake) -> None:
+    """Publish the ledger's records."""
+    lake.republish_records(at=AT + 2)
+
+
+def compact(lake: Lake) -> None:
+    """Replace the catalog by a copy without waste."""
+    compact_catalog(lake.layout, lake.ledger)
+
+
+WORK: Final[Mapping[str, Callable[[Lake], None]]] = {
+    "rows": publish_rows,
+    "watermark": publish_watermark,
+    "rebuilt": publish_rebuilt,
+    "records": publish_records,
+    "compacted": compact,
+}
+
+
+@dataclass
+class Steps:
+    """Counts the steps of a publish, and kills this process at one of them."""
+
+    at: int
+    result: int  # descriptor for the names
+    names: list[str] = field(default_factory=list)
+
+    def reach(self, name: str) -> None:
+        """Reach a step."""
+        self.names.append(name)
+        if len(self.names) == self.at:
+            self.report()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def report(self) -> None:
+        """Send the names of the steps that were reached."""
+        os.write(self.result, json.dumps(self.names).encode())
+
+
+class _Connection:
+    """A connection to DuckDB whose commits and detachments, which write the log into the file, are steps."""
+
+    def __init__(self, real: duckdb.DuckDBPyConnection, steps: Steps) -> None:
+        self._real, self._steps = real, steps
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._real.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def execute(self, statement: str, *values: Any) -> Any:
+        if statement in _STATEMENTS:
+            self._steps.reach(f"before {statement}")
+        return self._real.execute(statement, *values)
+
+
+@contextmanager
+def counted(steps: Steps) -> Iterator[None]:
+    """Let every copy, DuckDB transaction, ledger transaction and rename of this process be a step.
+
+    After one step nothing changes until the next, so a step is reached before it is done; a copy in its middle.
+    """
+    real_copy, real_rename = shutil.copyfile, Path.rename
+    real_transaction, real_connect = Ledger.transaction, duckdb.connect
+
+    def copy(source: Path, target: Path) -> Path:
+        content = Path(source).read_bytes()
+        Path(target).write_bytes(content[: len(content) // 2])
+        steps.reach(f"half of {Path(source).name} copied")
+        return Path(real_copy(source, target))
+
+    def refuse(*_: Any) -> None:
+        raise OSError
+
+    def rename(path: Path, target: Path) -> Path:
+        steps.reach(f"before rename to {target.name}")
+        return real_rename(path, target)
+
+    @contextmanager
+    def transaction(ledger: Ledger) -> Iterator[sqlite3.Connection]:
+        with real_transaction(ledger) as db:
+            yield db
+            steps.reach("before a commit of the ledger")
+
+    def connect(*arguments: Any, **options: Any) -> _Connection:
+        return _Connection(real_connect(*arguments, **options), steps)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "copyfile", copy)
+        patch.setattr(fcntl, "ioctl", refuse)  # a shared copy has no half
+        patch.setattr(Path, "rename", rename)
+        patch.setattr(Ledger, "transaction", transaction)
+        patch.setattr(duckdb, "connect", connect)
+        yield
+
+
+def kill(folder: Path, work: str, step: int) -> list[str]:
+    """Let a forked child do the work, and kill itself at a step. Return the steps that it reached."""
+    names, result = os.pipe()
+    child = os.fork()
+    if not child:
+        steps = Steps(step, result)
+        with Lake(folder, doing="test") as lake, counted(steps):
+            WORK[work](lake)
+        steps.report()
+        os._exit(0)
+    os.close(result)
+    os.waitpid(child, 0)  # only then its lock is free
+    with os.fdopen(names, encoding="utf-8") as pipe:
+        return list(json.loads(pipe.read()))
 
 
 def _grow(root: Path) -> None:
@@ -95,7 +206,7 @@ def _choose_steps(names: list[str], *, after: str) -> list[int]:
 
 
 @pytest.mark.parametrize("work", WORK)
-def test_a_publish_that_is_killed(tmp_path: Path, work: str, kill: Kill) -> None:
+def test_a_publish_that_is_killed(tmp_path: Path, work: str) -> None:
     """Killed at any step of a publish: no reader sees a mixture, check finds no damage, the next publish is whole."""
     lake, grown = tmp_path / "lake", tmp_path / "grown"
     catalog = lake / "catalog.duckdb"
