@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from pipeline.lake.models import DeltaBase
 
 
-def _open(root: Path) -> Lake:
-    return Lake(root, doing="test")
-
-
 def _fill(lake: Lake, *, files: int = 40, stamp: int = 1, first_upload: int = 0) -> None:
     uploads = [{"file_id": key, "id": first_upload + key, "position": 0} for key in range(1, files + 1)]
     commit(lake, dict.fromkeys(range(1, files + 1), 1), {"uploads": uploads}, stamp=stamp)
@@ -97,7 +93,7 @@ def test_a_publish_updates_the_catalog(
     session wrote to the catalog is found by check, and is gone after the next publish.
     """
     monkeypatch.setattr(catalog_tables, "_MIN_ROWS_IN_PLACE", min_rows_in_place)
-    with _open(tmp_path) as lake:
+    with Lake(tmp_path, doing="test") as lake:
         commit(lake, {}, {"workflow_definitions": [{"_definition_hash": "a"}, {"_definition_hash": "b"}]})
         _fill(lake)
         lake.publish("run", at=AT, complete=False, watermark=None)
@@ -137,7 +133,7 @@ def test_a_publish_updates_the_catalog(
 
 def test_a_damaged_part_is_no_fault_of_the_catalog(tmp_path: Path) -> None:
     """A part with other values, which a reader does not notice, is one finding: the catalog is right."""
-    with _open(tmp_path) as lake:
+    with Lake(tmp_path, doing="test") as lake:
         _fill(lake)
         _publish(lake)
         part = next(part for part in lake.ledger.parts() if part.table_name == "files")
@@ -150,7 +146,7 @@ def test_a_damaged_part_is_no_fault_of_the_catalog(tmp_path: Path) -> None:
 
 def test_snapshots_are_of_rows(tmp_path: Path) -> None:
     """Neither a later watermark nor a compaction makes a snapshot: none is pushed out by one with the same rows."""
-    with _open(tmp_path) as lake:
+    with Lake(tmp_path, doing="test") as lake:
         settings = Settings(lake=tmp_path, keep_snapshots=1, retention_hours=0)
         _fill(lake)
         _publish(lake)
@@ -171,10 +167,11 @@ def test_a_catalog_needs_nothing_beside_it(tmp_path: Path) -> None:
 
     What lists its tables shows those of the data: scanlake's own are in the last schema.
     """
-    with _open(tmp_path / "lake") as lake:
+    with Lake(tmp_path / "lake", doing="test") as lake:
         _fill(lake)
         _publish(lake)
         expected = _rows(lake.layout.catalog)
+        assert str(tmp_path).encode() not in lake.layout.catalog.read_bytes()
         path = shutil.copyfile(lake.layout.catalog, tmp_path / "copy.duckdb")
     shutil.rmtree(tmp_path / "lake")
     with duckdb.connect(str(path), read_only=True) as db:
@@ -193,7 +190,7 @@ def test_a_catalog_needs_nothing_beside_it(tmp_path: Path) -> None:
 def test_a_catalog_that_cannot_be_updated_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A damaged, a lost or an older catalog and one of another format are replaced by one from the parts."""
     expected = dict.fromkeys(range(1, 501), 1)
-    with _open(tmp_path / "lake") as lake:
+    with Lake(tmp_path / "lake", doing="test") as lake:
         _fill(lake, files=500)
         _publish(lake)
         path = lake.layout.catalog
@@ -233,7 +230,7 @@ _COMMENTS = (
 def test_waste_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When updates have deleted or inserted a fifth of the rows, a compaction is due, which copies the tables."""
     monkeypatch.setattr(catalog, "_MIN_ROWS", 100)
-    with _open(tmp_path) as lake:
+    with Lake(tmp_path, doing="test") as lake:
         _fill(lake, files=120)
         _publish(lake)
         assert not is_compaction_due(lake)
@@ -269,7 +266,7 @@ def test_free_blocks_are_no_waste(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """An update leaves free blocks, which the next one writes to: however many follow, no copy is due for them."""
     monkeypatch.setattr(catalog, "_MAX_GROWTH", 1.7)
     monkeypatch.setattr(catalog, "_MIN_WASTE", 0)
-    with _open(tmp_path) as lake:
+    with Lake(tmp_path, doing="test") as lake:
         _fill(lake, files=3_000)
         _publish(lake)
         sizes = []
@@ -285,7 +282,7 @@ def test_free_blocks_are_no_waste(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_catalog_of_mostly_new_rows_is_built(tmp_path: Path) -> None:
     """After few rows many new ones, as in a first sync, are a build: the rows lie in the order of the files."""
-    with _open(tmp_path) as lake:
+    with Lake(tmp_path, doing="test") as lake:
         commit(lake, {9_999: 0})
         _publish(lake)
         for stamp, low in enumerate((300, 1, 150), 2):
@@ -306,7 +303,7 @@ def test_an_update_of_a_large_catalog_only_adds(tmp_path: Path, monkeypatch: pyt
     """Beyond a size no row group is written again to merge it with those of later updates."""
     monkeypatch.setattr(catalog_tables, "_MAX_MERGED_BYTES", 0)
     groups = []
-    with _open(tmp_path) as lake:
+    with Lake(tmp_path, doing="test") as lake:
         _fill(lake)
         for stamp in range(1, 5):
             commit(lake, {100 + stamp: 0}, stamp=stamp)

@@ -20,7 +20,6 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import told
-from tests.lake.test_folders import describe
 from tests.soaking import SOAKING
 
 if TYPE_CHECKING:
@@ -204,21 +203,6 @@ def test_a_file_of_sqlite_is_damage_for_every_reader(
     assert all(expected in line or "sha256 differs" in line for line in found), lines
     assert _repair(lake, capsys)[0] == 0
     assert _read(lake / "catalog.duckdb")["files"].total() == rows
-
-
-def test_a_dry_run_finds_the_same_and_changes_nothing(
-    lakes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With --dry-run the same line is printed, and nothing in the lake's folder changes."""
-    lake = _copy(lakes / "lake", tmp_path)
-    (lake / "catalog.duckdb").chmod(0o600)
-    _flip_rows(lake / "catalog.duckdb")
-    before = describe(lake)
-    code, lines = _repair(lake, capsys, "--dry-run")
-    assert code == 9
-    assert lines[0].startswith("ERROR     lake      catalog.duckdb: files cannot be read: Corrupt database file")
-    assert lines[2].startswith("DAMAGED: 1 finding in ")
-    assert describe(lake) == before
 
 
 def test_a_lost_catalog_is_named_and_repaired(tmp_path: Path) -> None:

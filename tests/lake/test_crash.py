@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
-from contextlib import contextmanager
 from itertools import count, product
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import duckdb
@@ -16,16 +13,15 @@ import pytest
 from pipeline.errors import StorageError
 from pipeline.lake.integrity import check_parts_exist, find_unknown_files
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger import Ledger
 from pipeline.settings import Settings
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import compact_all
-from tests.soaking import SOAKING, draw_seed
+from tests.soaking import SOAKING, draw_seed, sample
 
 if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
 _FAILURES: Final[dict[str, tuple[int | None, bool]]] = {
     "full": (errno.ENOSPC, False),
@@ -83,7 +79,7 @@ def read_uploads(lake: Path) -> int:
     return int(told[0])
 
 
-@pytest.mark.parametrize("failure", _FAILURES)
+@pytest.mark.parametrize("failure", sample(_FAILURES, 2))
 def test_every_file_operation_of_a_commit(lake: Path, failure: str) -> None:
     """A commit that fails at any operation is whole or not there; an error is one line, and nothing is left over."""
     messages = list[str]()
@@ -146,39 +142,6 @@ def _choose_strikes(done: list[str]) -> list[tuple[int, str]]:
     kinds = sorted(set(done))
     chosen = [rng.choice([at for at, name in enumerate(done, 1) if name == kind]) for kind in kinds]
     return [(at, list(_FAILURES)[number % len(_FAILURES)]) for number, at in enumerate(chosen)]
-
-
-def test_data_before_index_before_pointer(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is on disk before it gets its name, and the name before the ledger or a catalog mentions it."""
-    on_disk, unnamed, log = set[str](), set[str](), list[str]()
-    real_sync, real_rename, real_transaction = os.fsync, Path.rename, Ledger.transaction
-
-    def sync(handle: int) -> None:
-        real_sync(handle)
-        place = str(Path(f"/proc/self/fd/{handle}").readlink())
-        on_disk.add(place)
-        unnamed.discard(place)
-
-    def rename(path: Path, target: Path) -> Path:
-        assert str(path) in on_disk, f"{path.name} gets its name before it is on disk"
-        log.append(target.name)
-        unnamed.add(str(target.parent))
-        return real_rename(path, target)
-
-    @contextmanager
-    def transaction(ledger: Ledger) -> Iterator[sqlite3.Connection]:
-        assert not unnamed, f"names not on disk in {unnamed}"
-        with real_transaction(ledger) as db:
-            yield db
-
-    with Lake(lake, doing="test") as held:
-        monkeypatch.setattr(os, "fsync", sync)
-        monkeypatch.setattr(Path, "rename", rename)
-        monkeypatch.setattr(Ledger, "transaction", transaction)
-        commit_changes(held, 2)
-        publish_or_compact(held, "publish")
-    assert "catalog.duckdb" in log
-    assert len(log) > 5
 
 
 def test_a_quota_and_a_name_too_long(lake: Path) -> None:

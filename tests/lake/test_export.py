@@ -165,16 +165,6 @@ def test_the_verb(lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "No table nope" in told(lake, "export", str(tmp_path / "no"), "--format", "csv", "--tables", "nope", code=2)
 
 
-def test_one_snapshot(lake: Path, tmp_path: Path) -> None:
-    """An extract is of the snapshot that was open, whatever is published meanwhile."""
-    own = Path(shutil.copytree(lake, tmp_path / "lake"))
-    with duckdb.connect(str(own / "catalog.duckdb"), read_only=True) as db:
-        with Lake(own, doing="test") as made:
-            commit(made, {5: 0})
-            made.publish("", at=AT, complete=True, watermark=AT)
-        assert run_export(db, tmp_path / "out", ExportPlan(OutputFormat.PARQUET, ("files",))) == {"files": 1}
-
-
 def test_a_result_as_a_workbook(lake: Path, tmp_path: Path) -> None:
     """Query -o answer.xlsx writes a workbook with numbers, dates and text; what Excel has no type for is text."""
     out = tmp_path / "answer.xlsx"
@@ -189,19 +179,6 @@ def test_a_result_as_a_workbook(lake: Path, tmp_path: Path) -> None:
         "E": ("inlineStr", "=1+1"), "F": ("inlineStr", "[1]"), "G": ("inlineStr", "nan"),
         "H": ("inlineStr", "1850-01-01 00:00:00"), "I": (None, "46347"),
     }  # fmt: skip
-
-
-def test_a_result_goes_to_formats_that_exist(lake: Path, tmp_path: Path) -> None:
-    """An extension that is no format is refused before the query, unless --format says one; .txt is a table."""
-    out = tmp_path / "answer.xls"
-    refused = told(lake, "query", "SELECT 1 AS n", "-o", str(out), code=2)
-    assert ".xls is no format of a result. Use .csv, .json, .jsonl, .parquet, .xlsx or .txt, or add --fo" in refused
-    assert not out.exists()
-    told(lake, "query", "SELECT 1 AS n", "-o", str(out), "--format", "csv")
-    assert out.read_text() == '"n"\n1\n'
-    told(lake, "query", "SELECT 1 AS n", "-o", str(tmp_path / "answer.txt"))
-    assert "1 row" in (tmp_path / "answer.txt").read_text()
-    assert "The format xlsx needs a file." in told(lake, "query", "SELECT 1", "--format", "xlsx", code=2)
 
 
 def test_the_format_follows_the_name(lake: Path, tmp_path: Path) -> None:

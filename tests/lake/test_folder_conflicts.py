@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.atomic_files import fsync_dir
 from pipeline.errors import LakeCorruptedError, LakeLockedError, SettingsError, StorageError
 from pipeline.lake import export
 from pipeline.lake.export import ExportPlan, run_export
@@ -21,26 +18,21 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS
 from pipeline.lake.models import RunRecord
 from pipeline.output_formats import OutputFormat
-from pipeline.progress import NullProgress
 from pipeline.publish.object_store import open_folder_or_store
 from pipeline.publish.restore import restore_backup
-from pipeline.settings import Settings
-from pipeline.sync.verify import VerifyMode, verify
-from tests.lake.corruption import checked, grown, parts
+from tests.lake.corruption import checked, parts
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
-from tests.lake.lake_builder import AT, facts, made_in, state, undeclared_parts
+from tests.lake.lake_builder import AT, facts, undeclared_parts
 from tests.lake.operations import told
 from tests.oracle import differences
 from tests.soaking import sample
-from tests.sync.sync_harness import opened, synced
+from tests.sync.sync_harness import opened, synced, verified
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from pipeline.emulator import Emulator
-
-__all__ = ["made_in", "state"]
+    from tests.lake.history import History
 
 
 def cut_short(paths: Iterable[Path]) -> None:
@@ -74,40 +66,6 @@ def export_to(out: Path, lake: Path) -> None:
         run_export(db, out, ExportPlan(OutputFormat.PARQUET, ("files", "uploads")))
 
 
-def test_two_exports_to_one_folder(two_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two exports to one folder one ends, whole, and the other is told; neither deletes the other's work."""
-    real = export._write_files
-    for name in ("new", "there"):
-        out, began, go_on, refused = tmp_path / name, Event(), Event(), list[str]()
-        if name == "there":
-            out.mkdir()
-
-        def slow(*arguments: Any, began: Event = began, go_on: Event = go_on) -> int:
-            rows = real(*arguments)
-            began.set()
-            assert go_on.wait(60)
-            return rows
-
-        def write(out: Path = out, refused: list[str] = refused) -> None:
-            try:
-                export_to(out, two_files)
-            except SettingsError as error:
-                refused.append(error.message)
-
-        monkeypatch.setattr(export, "_write_files", slow)
-        thread = Thread(target=write)
-        thread.start()
-        assert began.wait(60)
-        monkeypatch.setattr(export, "_write_files", real)
-        write()
-        go_on.set()
-        thread.join()
-        assert len(refused) == 1
-        assert {path.name for path in out.iterdir()} == {"files.parquet", "uploads.parquet"}
-        assert pq.read_table(out / "uploads.parquet").num_rows == 2
-        assert not list(tmp_path.glob(".scanlake*"))
-
-
 def test_an_export_to_a_link(two_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty folder is replaced by one with its permissions; a link to one is followed."""
     there, link = tmp_path / "there", tmp_path / "link"
@@ -129,33 +87,44 @@ def test_an_export_to_a_link(two_files: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_folder_that_is_filled_meanwhile(two_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What somebody puts into the folder, or behind the link, while an export is at it stays; the export is told."""
-    there, link, real = tmp_path / "there", tmp_path / "link", export._write_files
+    """What others put into the folder, or behind the link, during an export stays, and it is told."""
+    real, there, link = export._write_files, tmp_path / "there", tmp_path / "link"
     there.mkdir()
     link.symlink_to(there)
+    cases: list[tuple[Path, Callable[[], object]]] = [
+        (link, lambda: (there / "files.parquet").write_text("mine")),
+        (there, lambda: export_to(there, two_files)),
+        (tmp_path / "new", lambda: export_to(tmp_path / "new", two_files)),
+    ]
+    for out, meanwhile in cases:
 
-    def meanwhile(*arguments: Any) -> int:
-        (there / "files.parquet").write_text("mine")
-        return real(*arguments)
+        def write(*arguments: Any, meanwhile: Callable[[], object] = meanwhile) -> int:
+            monkeypatch.setattr(export, "_write_files", real)
+            meanwhile()
+            return real(*arguments)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(export, "_write_files", meanwhile)
+        monkeypatch.setattr(export, "_write_files", write)
         with pytest.raises(SettingsError, match="Another process filled"):
-            export_to(link, two_files)
-    assert [(path.name, path.read_text()) for path in there.iterdir()] == [("files.parquet", "mine")]
-    (there / "files.parquet").unlink()
-    export_to(link, two_files)
+            export_to(out, two_files)
+        assert not list(tmp_path.glob(".scanlake*"))
+        if out == link:
+            assert [(path.name, path.read_text()) for path in there.iterdir()] == [("files.parquet", "mine")]
+            (there / "files.parquet").unlink()
+        else:
+            assert {path.name: pq.read_table(path).num_rows for path in out.iterdir()} == {
+                "files.parquet": 2,
+                "uploads.parquet": 2,
+            }
     assert link.is_symlink()
-    assert pq.read_table(there / "files.parquet").num_rows == 2
 
 
 # Parts that are gone
 
 
-async def test_parts_that_are_gone_are_named_by_every_run(tmp_path: Path) -> None:
+async def test_parts_that_are_gone_are_named_by_every_run(history: History, tmp_path: Path) -> None:
     """Sync, verify and publish end with exit 9 before anything is asked; check mends it, and all goes on."""
     lake = tmp_path / "lake"
-    async with grown(lake, files=8, rounds=1) as emulator:
+    async with history.yesterday.live_on(lake) as emulator:
         for folder in ("tables", "documents"):
             if folder == "tables":
                 shutil.rmtree(lake / "tables" / "uploads")
@@ -163,7 +132,7 @@ async def test_parts_that_are_gone_are_named_by_every_run(tmp_path: Path) -> Non
                 cut_short(lake.glob("documents/*"))
             emulator.world.update(emulator.world.pick_random(3))
             catalog, before, requests = (lake / "catalog.duckdb").read_bytes(), facts(lake), emulator.requests
-            for run in (synced(emulator, lake), _verified(emulator, lake)):
+            for run in (synced(emulator, lake), verified(emulator, lake)):
                 with pytest.raises(LakeCorruptedError, match=rf"{folder}/.* is missing or has another size") as error:
                     await run
                 assert error.value.hint == "Run `scanlake check`."
@@ -175,18 +144,11 @@ async def test_parts_that_are_gone_are_named_by_every_run(tmp_path: Path) -> Non
             assert checked(lake).damage == []
             if folder == "tables":
                 assert undeclared_parts(lake) == []
-        await synced(emulator, lake)
-        assert await _verified(emulator, lake)
+        assert (await verified(emulator, lake)).consistent
         with opened(lake) as db:
             # Definitions of workflows belong to no file, and stay.
             assert [line for line in differences(db, emulator.truth()) if not line.startswith("workflow")] == []
     assert checked(lake, read_data=True).damage == []
-
-
-async def _verified(emulator: Emulator, lake: Path) -> bool:
-    settings = Settings(base_url=emulator.base_url, lake=lake)
-    with Lake(lake, doing="verify") as held:
-        return (await verify(held, settings, emulator.token, VerifyMode(), NullProgress())).consistent
 
 
 # Restores
@@ -238,25 +200,20 @@ def test_what_is_not_ours_is_not_replaced(backup: Path, tmp_path: Path) -> None:
     assert {path.name for path in half.iterdir()} == {"tables", RESTORE_IN_PROGRESS, "thesis"}
 
 
-def test_a_restore_killed_for_good(backup: Path, tmp_path: Path) -> None:
-    """A restore whose process dies by SIGKILL in the middle is replaced; one that is at work is not."""
-    folder = tmp_path / "restored"
-    code = (
-        "import sys, time, pipeline.publish.restore as copying\n"
-        "copying.fsync_dir = lambda path: (print('there', flush=True), time.sleep(600))\n"
-        "from pipeline.cli import main\n"
-        "main(sys.argv[1:])\n"
-    )
-    command = [sys.executable, "-c", code, "restore", str(backup), str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "there\n"
+def test_a_restore_at_work_is_not_replaced(backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a restore writes to a folder another one is refused, and the first one ends whole."""
+    folder, name, refused = tmp_path / "restored", "pipeline.publish.restore.fsync_dir", list[bool]()
+
+    def interrupt(path: Path) -> None:
+        monkeypatch.setattr(name, fsync_dir)
         with pytest.raises(LakeLockedError, match="Another restore writes to"):
             restore(backup, folder)
-        assert list(folder.glob("tables/*/0*"))
-        process.send_signal(signal.SIGKILL)
-    assert restore(backup, folder) == 2
-    assert checked(folder, read_data=True).damage == []
+        refused.append(bool(list(folder.glob("tables/*/0*"))))
+        fsync_dir(path)
+
+    monkeypatch.setattr(name, interrupt)
+    assert (restore(backup, folder), refused) == (2, [True])
+    assert checked(folder, read_data=True, mend=False).damage == []
 
 
 def test_a_restore_that_fails_leaves_nothing(backup: Path, lake: Path, tmp_path: Path) -> None:

@@ -11,13 +11,11 @@ import duckdb
 import pytest
 
 from pipeline.cli import main
-from pipeline.errors import ExitCode, LakeCorruptedError, SettingsError
+from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake import ledger_rebuild
 from pipeline.lake.lake import Lake
-from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_format import FORMAT, create_tables
-from pipeline.lake.reader import open_ledger_readonly
 from pipeline.version import __version__
 from tests.lake.lake_builder import AT, commit
 
@@ -103,14 +101,6 @@ def test_a_ledger_is_created_whole_or_not_at_all(tmp_path: Path) -> None:
     Ledger(path).close()
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA user_version").fetchall() == [(FORMAT,)]
-
-
-def test_a_ledger_that_is_no_database_is_damage_for_readers(tmp_path: Path) -> None:
-    """A ledger whose first page is damaged has no readable format: `check` and `plan` report damage."""
-    layout = LakeLayout(tmp_path)
-    layout.ledger.write_bytes(b"no database" * 1_000)
-    with pytest.raises(LakeCorruptedError, match="not a database"), open_ledger_readonly(layout):
-        pass
 
 
 def content(folder: Path) -> dict[str, str]:

@@ -21,7 +21,7 @@ from tests.lake.operations import compact_all
 from tests.soaking import draw_seed
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PUBLISHES: Final = 100 if os.environ.get("SOAK_EXAMPLES") else 20
+PUBLISHES: Final = 100 if os.environ.get("SOAK_EXAMPLES") else 16
 KILLS: Final = PUBLISHES // 8
 ANALYST: Final = """
 import duckdb, sys
