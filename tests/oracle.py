@@ -199,18 +199,15 @@ def _value(name: str, value: Any) -> Any:
     return json.dumps(value, sort_keys=True) if name in _JSON else value
 
 
-def shown(db: duckdb.DuckDBPyConnection, table: str, names: Iterable[str]) -> list[Row]:
+def shown(db: duckdb.DuckDBPyConnection, table: str, columns: list[str]) -> list[list[Any]]:
     """The rows of a table of the lake, of the columns named."""
-    columns = list(names)
     spelled = ", ".join(f'"{name}"' for name in columns)
-    found = db.execute(f"SELECT {spelled} FROM {table}").fetchall()
-    return [
-        {
-            name: json.dumps(json.loads(value), sort_keys=True) if name in _JSON and value is not None else value
-            for name, value in zip(columns, row, strict=True)
-        }
-        for row in found
-    ]
+    documents = [place for place, name in enumerate(columns) if name in _JSON]
+    rows = list(map(list, db.execute(f"SELECT {spelled} FROM {table}").fetchall()))
+    for row in rows if documents else ():
+        for place in documents:
+            row[place] = None if row[place] is None else json.dumps(json.loads(row[place]), sort_keys=True)
+    return rows
 
 
 def differences(db: duckdb.DuckDBPyConnection, truth: Iterable[Row], *, history: bool = False) -> list[str]:
@@ -225,15 +222,15 @@ def differences(db: duckdb.DuckDBPyConnection, truth: Iterable[Row], *, history:
         if history and table.startswith("workflow_definition"):
             continue
         if history and table in {"workflows", "workflow_steps"}:
-            known = {row["id"] for row in shown(db, "workflows", ["id"])}
+            known = {row[0] for row in shown(db, "workflows", ["id"])}
             found += [f"workflow {row['id']} is missing" for row in wanted["workflows"] if row["id"] not in known]
             continue
         names = list(rows[0]) if rows else ["file_id"] if table not in DEFINITIONS else ["id"]
-        here = sorted(map(_spelled, shown(db, table, names)))
-        there = sorted(_spelled({name: row[name] for name in names}) for row in rows)
+        here = _spelled(names, shown(db, table, names))
+        there = _spelled(names, [[row[name] for name in names] for row in rows])
         if here != there:
             only_here, only_there = set(here) - set(there), set(there) - set(here)
-            found.append(f"{table}: {len(here)} rows here, {len(there)} there")
+            found.append(f"{table}: {len(here)} rows here, {len(there)} there, of {', '.join(names)}")
             found += [f"{table} only here: {line}" for line in sorted(only_here)[:3]]
             found += [f"{table} only there: {line}" for line in sorted(only_there)[:3]]
     return found
@@ -246,7 +243,9 @@ TABLES: Final = (
 ).split()
 
 
-def _spelled(row: Row) -> str:
+def _spelled(names: list[str], rows: list[list[Any]]) -> list[str]:
     # Image addresses may be signed anew in every answer; what counts is the image that they name.
-    named = {name: value.partition("?")[0] if name in _SIGNED and value else value for name, value in row.items()}
-    return repr(sorted(named.items(), key=lambda pair: pair[0]))
+    for place in (place for place, name in enumerate(names) if name in _SIGNED):
+        for row in rows:
+            row[place] = row[place] and row[place].partition("?")[0]
+    return sorted(map(repr, rows))

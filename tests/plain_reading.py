@@ -34,7 +34,6 @@ KNOWN_KEYS: Final = {
     "workflow_run_steps": "id entity_type status entity_ids device_id workflow_step_id workflow_run_id"
     " submit_date_time created_at updated_at",
 }
-_TEXTS_BY_LANG: Final = ("damage_type_desc",)  # the interface's words: "in the language given by a lang parameter"
 
 
 @dataclass
@@ -45,21 +44,21 @@ class Reading:
     definitions: dict[str, Row] = field(default_factory=dict)
 
 
-def read_service(base_url: str, token: str, *, includes: Iterable[str] = INCLUDES, lang: str = "") -> Reading:
+def read_service(base_url: str, token: str) -> Reading:
     """Read every list page and every detail, one after the other. The world must not change meanwhile."""
     reading = Reading()
-    for item in _pages(base_url, token, tuple(includes), lang):
+    for item in _pages(base_url, token):
         detail = _get(f"{base_url}/api/v2/files/{item['id']}", token, [])
         detail = detail.get("data", detail)
-        _file(reading, item, detail, lang)
+        _file(reading, item, detail)
     return reading
 
 
-def _pages(base_url: str, token: str, includes: tuple[str, ...], lang: str) -> Iterator[Row]:
+def _pages(base_url: str, token: str) -> Iterator[Row]:
     seen: set[Any] = set()
     for page in range(1, 10_000):
-        asked = [("limit", "50"), ("page", str(page)), *(("include[]", name) for name in includes)]
-        data = _get(f"{base_url}/api/v2/files", token, [*asked, *([("lang", lang)] if lang else [])])["data"]
+        asked = [("limit", "50"), ("page", str(page)), *(("include[]", name) for name in INCLUDES)]
+        data = _get(f"{base_url}/api/v2/files", token, asked)["data"]
         if not data:
             return
         for item in data:
@@ -75,7 +74,7 @@ def _get(url: str, token: str, parameters: list[tuple[str, str]]) -> Any:
         return json.loads(gzip.decompress(body) if answer.headers.get("Content-Encoding") == "gzip" else body)
 
 
-def _file(reading: Reading, item: Row, detail: Row, lang: str) -> None:
+def _file(reading: Reading, item: Row, detail: Row) -> None:
     rows, document = reading.rows, {**item, **{key: value for key, value in detail.items() if value is not None}}
     owner = {"file_id": int(item["id"])}
     rows["files"].append(owner | {"scan_code": document["scan_code"], "extra": _unknown("files", document)})
@@ -84,9 +83,6 @@ def _file(reading: Reading, item: Row, detail: Row, lang: str) -> None:
         row = {**listed, **told}
         if listed.get("geocoding"):  # asked for by an include, which the detail does not have
             row["geocoding"] = told.get("geocoding") or listed["geocoding"]
-        for name in _TEXTS_BY_LANG:
-            if lang and listed.get(name):
-                row[name] = listed[name]
         rows["uploads"].append(_texts(row) | owner | {"position": position, "extra": _unknown("uploads", row)})
     for key in ("locations", "fields"):
         for position, child in enumerate(document.get(key) or []):

@@ -12,11 +12,18 @@ from tests.virtual_time import VirtualLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 def pytest_asyncio_loop_factories(item: pytest.Function) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Run each test in virtual time that does not ask for sockets."""
     return {"loop": asyncio.new_event_loop if "sockets" in item.fixturenames else VirtualLoop}
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    """The folder of the test's lake, which is not there yet."""
+    return tmp_path / "lake"
 
 
 @pytest.fixture

@@ -1,15 +1,16 @@
 """A process that syncs copies of one lake and is killed in each at another step that changes the disk.
 
-`python -m tests.sync.kill_worker BASE_URL LAKE early|late MIN_FILES STEP...` copies LAKE to LAKE-early-STEP and so
-on, syncs each in a forked child that kills itself with SIGKILL before (early) or right after (late) its nth step, and
-prints for each the step's number and how it ended: "killed", or how many steps there are. From MIN_FILES files on a
-process of its own writes the batches; its steps are not counted. SCANLAKE_TOKEN is read as always.
+`python -m tests.sync.kill_worker BASE_URL LAKE early|late MIN_FILES SEED COUNT` copies LAKE to LAKE-STEP, syncs each
+copy in a forked child that kills itself with SIGKILL before (early) or right after (late) its nth step, and prints the
+step and how it ended: "killed", or how many steps there are. The first one, 0, counts them; then come COUNT at random.
+From MIN_FILES files on a process of its own writes the batches; its steps are not counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import shutil
 import signal
 import sys
@@ -60,20 +61,25 @@ def synced(base_url: str, lake: Path, disk: Disk) -> None:
 
 def main() -> None:
     """One child after the other: a child is forked, so that nothing is imported twice."""
-    base_url, lake, when, min_files, *steps = sys.argv[1:]
+    base_url, lake, when, min_files, seed, count = sys.argv[1:]
     setattr(batch_sink, "BatchWriter", partial(BatchWriter, min_files=int(min_files)))  # noqa: B010 - as a fixture does
-    for step in map(int, steps):
-        copy = Path(f"{lake}-{when}-{step}")
+    steps = [0]
+    for step in steps:
+        copy, (reads, writes) = Path(f"{lake}-{step}"), os.pipe()
         shutil.copytree(lake, copy)
         child = os.fork()
         if not child:
             disk = KillPoint(step, None, late=when == "late")
             synced(base_url, copy, disk)
-            print(step, len(disk.done), flush=True)
+            os.write(writes, str(len(disk.done)).encode())
             os._exit(0)
+        os.close(writes)
         _, status = os.waitpid(child, 0)
-        if os.waitstatus_to_exitcode(status) == -signal.SIGKILL:
-            print(step, "killed", flush=True)
+        end = "killed" if os.waitstatus_to_exitcode(status) == -signal.SIGKILL else os.read(reads, 99).decode()
+        print(step, end, flush=True)
+        if step == 0:
+            last = int(end)
+            steps += sorted(random.Random(int(seed)).sample(range(1, last + 1), min(int(count), last)))
 
 
 if __name__ == "__main__":

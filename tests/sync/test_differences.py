@@ -14,34 +14,23 @@ from tests.rows import every
 def test_rotating_shares_have_their_size_and_select_every_file(count: int, share: float) -> None:
     """Each share has its part of the files, rounded up, whatever their ids; successive shares select all of them."""
     size, position = math.ceil(count * share - 1e-9), 0
-    seen: set[int] = set()
     for ids in (range(1, count + 1), range(9_007_199_254_740_993, 9_007_199_254_740_993 + 222 * count, 222)):
-        seen.clear()
+        seen: set[int] = set()
         for _ in range(-(-count // size)):
             selected, position = select_rotating_share(ids, position=position, share=share)
             assert len(selected) == size
             seen |= selected
         assert seen == set(ids)
+    spread, _ = select_rotating_share(range(1_000), position=0, share=0.1)
+    assert all(sum(low <= file_id < low + 250 for file_id in spread) in range(20, 31) for low in range(0, 1_000, 250))
 
 
-def test_a_share_is_spread_over_the_ids() -> None:
-    """A share of files with successive ids is not a run of them."""
-    selected, _ = select_rotating_share(range(1_000), position=0, share=0.1)
-    assert all(
-        sum(start <= file_id < start + 250 for file_id in selected) in range(20, 31) for start in range(0, 1_000, 250)
-    )
-
-
-def test_seen_files_counts_each_file_once() -> None:
-    """A file that is listed twice counts once; unknown files do not count."""
+def test_lists_of_seen_files_and_of_repairs() -> None:
+    """A file that is listed twice counts once; updates at most three seconds apart share a window, or all time."""
     files = SeenFiles([2, 4, 6])
     for file_id in (4, 4, 5, 6):
         files.mark_seen(file_id)
     assert (len(files), files.seen_count, files.list_unseen()) == (3, 2, [2])
-
-
-def test_repair_windows_merge_close_updates() -> None:
-    """Updates at most three seconds apart share a window; too many windows, or an unknown time, become all time."""
     updates = [10 * SECOND, 12 * SECOND + 5, 100 * SECOND]
     assert plan_repair_windows(updates, max_windows=2) == [Window(10, 13), Window(100, 101)]
     assert plan_repair_windows(updates, max_windows=1) == [ALL_TIME]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import duckdb
 import pytest
 
 from pipeline.client import clock
-from pipeline.emulator import Emulator, Quirks, make_quirks
+from pipeline.emulator import EDIT_KINDS, Emulator, Quirks, make_quirks
 from pipeline.errors import (
     AuthenticationError,
     LakeCorruptedError,
@@ -27,34 +26,46 @@ from tests.sync.sync_harness import SEED, asked, check_equal, count_files, opene
 if TYPE_CHECKING:
     from pathlib import Path
 
-FILES = 120
+FILES = 70
+FULL = TimeRange(full=True)
 
 
-async def test_only_what_changed_is_fetched(tmp_path: Path) -> None:
-    """A quiet sync makes three list calls, ten changes ten detail calls; --full lists every file and fetches none."""
-    lake = tmp_path / "lake"
-    async with Emulator(FILES, seed=SEED) as emulator:
+async def test_only_what_changed_is_fetched(lake: Path) -> None:
+    """A quiet sync makes three list calls, ten changes ten detail calls; --full lists every file and fetches none.
+
+    After every kind of change the lake equals the service; absence from a window removes no file.
+    """
+    async with Emulator(FILES, seed=SEED, quirks=make_quirks("seen", {"precision": "micros"})) as emulator:
+        world = emulator.world
         first, quiet = await synced(emulator, lake), await synced(emulator, lake)
         assert first.files_listed > FILES, "split windows list files twice, which is no unchanged file"
         assert (first.files_stored, first.files_skipped) == (FILES, 0)
         assert (quiet.details_fetched, quiet.requests["detail"]) == (0, 0)
         assert quiet.requests["list"] <= 3
-        emulator.world.update(emulator.world.pick_random(10))
+        world.update(world.pick_random(10))
         assert (await synced(emulator, lake)).requests["detail"] == 10
-        check_equal(lake, emulator)
-        whole = await synced(emulator, lake, TimeRange(full=True))
-        assert (whole.files_stored, whole.files_skipped, whole.requests["detail"]) == (0, FILES, 0)
+        world.create(5)
+        world.reopen(world.close(world.pick_random(3)))
+        for key, kind in zip(world.pick_random(2 * len(EDIT_KINDS)), EDIT_KINDS * 2, strict=True):
+            world.edit(key, kind)
+        await synced(emulator, lake)
+        check_equal(lake, emulator, history=True)
+        whole, files = await synced(emulator, lake, FULL), count_files(lake)
+        assert (whole.files_stored, whole.files_skipped, whole.requests["detail"]) == (0, files, 0)
+        world.delete(world.pick_random(5))
+        await synced(emulator, lake)
+        assert count_files(lake) == files == FILES + 8
 
 
-async def test_a_full_sync_renews_the_links_to_images(tmp_path: Path) -> None:
+async def test_a_full_sync_renews_the_links_to_images(lake: Path) -> None:
     """Signed links expire: --full fetches files whose listed links differ, each once; other syncs ignore them."""
-    lake, links = tmp_path / "lake", "SELECT file_id, position, image_url, image_thumb FROM uploads ORDER BY ALL"
-    async with Emulator(60, seed=SEED, quirks=Quirks(image_urls="fresh")) as emulator:
+    links = "SELECT file_id, position, image_url, image_thumb FROM uploads ORDER BY ALL"
+    async with Emulator(12, seed=SEED, quirks=Quirks(image_urls="fresh")) as emulator:
         await synced(emulator, lake)
         with opened(lake) as db:
             before = db.execute(links).fetchall()
         assert (await synced(emulator, lake)).details_fetched == 0
-        whole = await synced(emulator, lake, TimeRange(full=True))
+        whole = await synced(emulator, lake, FULL)
         assert (await synced(emulator, lake)).details_fetched == 0
         with opened(lake) as db:
             after = db.execute(links).fetchall()
@@ -63,62 +74,37 @@ async def test_a_full_sync_renews_the_links_to_images(tmp_path: Path) -> None:
     assert not {row[2] for row in after} & {row[2] for row in before}
 
 
-@pytest.mark.usefixtures("published")
-async def test_rounds_of_every_change(tmp_path: Path) -> None:
-    """After each round of creates, updates, closings, reopenings and lost children the catalog equals the service."""
-    async with Emulator(60, seed=SEED, quirks=make_quirks("seen", {"precision": "micros"})) as emulator:
-        world = emulator.world
-        for _ in range(4):
-            world.create(5)
-            world.update(world.pick_random(8))
-            world.close(world.pick_random(3))
-            world.reopen(world.pick_random(2))
-            for key in world.pick_random(10):
-                for kind in ("remove-upload", "remove-upload", "add-field", "remove-form"):
-                    world.edit(key, kind)
-            await synced(emulator, tmp_path / "lake")
-            check_equal(tmp_path / "lake", emulator)
-
-
-async def test_a_file_that_left_the_list_stays_until_verified(tmp_path: Path) -> None:
-    """Absence from a window removes nothing: an incremental list never shows a deletion."""
-    async with Emulator(30, seed=SEED) as emulator:
-        await synced(emulator, tmp_path / "lake")
-        emulator.world.delete(emulator.world.pick_random(5))
-        await synced(emulator, tmp_path / "lake")
-    assert count_files(tmp_path / "lake") == 30
-
-
-async def test_since_and_until_read_a_part(tmp_path: Path) -> None:
+async def test_since_and_until_read_a_part(lake: Path) -> None:
     """With --since and --until only that span of update time is read and counted; the watermark jumps over no gap."""
     async with Emulator(FILES, seed=SEED) as emulator:
         stamps = sorted(true["updated"] // SECOND for true in emulator.truth())
-        part = await synced(emulator, tmp_path / "lake", TimeRange(since=stamps[40], until=stamps[80]))
+        part = await synced(emulator, lake, TimeRange(since=stamps[20], until=stamps[40]))
         assert part.watermark is None
-        assert 40 <= count_files(tmp_path / "lake") <= 46
+        assert 20 <= count_files(lake) <= 24
         total = "SELECT value ->> 'total' FROM lake_property WHERE name = 'run_progress'"
-        assert asked(tmp_path / "lake", total) == [(count_files(tmp_path / "lake"),)]
-        whole = await synced(emulator, tmp_path / "lake")
+        assert asked(lake, total) == [(count_files(lake),)]
+        whole = await synced(emulator, lake)
         assert whole.watermark is not None
-        assert whole.details_fetched <= FILES - 40
-        check_equal(tmp_path / "lake", emulator)
+        assert whole.details_fetched <= FILES - 20
+        check_equal(lake, emulator)
 
 
-@pytest.mark.parametrize(("fetch_details", "details"), [("never", 0), ("always", 20)])
-async def test_fetch_details(tmp_path: Path, fetch_details: str, details: int) -> None:
+async def test_fetch_details(tmp_path: Path) -> None:
     """With fetch_details = "never" no detail call is made, with "always" one for every listed file."""
-    async with Emulator(20, seed=SEED) as emulator:
-        for chosen in (TimeRange(), TimeRange(full=True)):
-            summary = await synced(emulator, tmp_path / "lake", chosen, fetch_details=fetch_details)
-            assert summary.requests["detail"] == details
-    with opened(tmp_path / "lake") as db:
-        shown = db.execute("SELECT count(*), count(*) FILTER (_has_detail) FROM files").fetchone()
-    assert shown == (20, details)
+    async with Emulator(6, seed=SEED) as emulator:
+        for fetch_details, details in (("never", 0), ("always", 6)):
+            lake = tmp_path / fetch_details
+            for chosen in (TimeRange(), FULL):
+                summary = await synced(emulator, lake, chosen, fetch_details=fetch_details)
+                assert summary.requests["detail"] == details
+            with opened(lake) as db:
+                shown = db.execute("SELECT count(*), count(*) FILTER (_has_detail) FROM files").fetchone()
+            assert shown == (6, details)
 
 
 async def test_what_limits_a_sync_is_named_as_it_is(tmp_path: Path) -> None:
     """Without latency it is this machine's processor; else the service's latency, or its rate limit."""
-    async with Emulator(60, seed=SEED) as emulator:
+    async with Emulator(30, seed=SEED) as emulator:
         for limit, faults in (
             ("processor", {}),
             ("latency", {"latency_ms": 20_000.0}),
@@ -131,31 +117,25 @@ async def test_what_limits_a_sync_is_named_as_it_is(tmp_path: Path) -> None:
             assert progress.last.limited_by == limit
 
 
-async def test_fewer_includes_change_the_shape(tmp_path: Path) -> None:
-    """A file fetched with fewer includes is not what a run with more of them holds, so it is fetched again."""
-    async with Emulator(20, seed=SEED) as emulator:
-        await synced(emulator, tmp_path / "lake", includes=())
-        assert (await synced(emulator, tmp_path / "lake", TimeRange(full=True))).details_fetched == 20
-        check_equal(tmp_path / "lake", emulator)
-
-
-async def test_a_second_change_within_the_second_is_fetched(tmp_path: Path) -> None:
-    """With a list that shows no children, a file that changed again within the second of its fetch is fetched again."""
-    async with Emulator(20, seed=SEED) as emulator:
-        emulator.world.clock.set(emulator.world.clock.now())
-        key = emulator.world.edit(emulator.world.keys()[0], "add-upload")
-        await synced(emulator, tmp_path / "lake", includes=())
-        emulator.world.edit(key, "add-upload")
-        await synced(emulator, tmp_path / "lake", includes=())
+async def test_what_a_list_without_children_cannot_show_is_fetched(lake: Path) -> None:
+    """A file that changed within the second of its fetch, or was fetched with fewer includes, is fetched again."""
+    async with Emulator(10, seed=SEED) as emulator:
+        world = emulator.world
+        world.clock.set(world.clock.now())
+        key = world.edit(world.keys()[0], "add-upload")
+        await synced(emulator, lake, includes=())
+        world.edit(key, "add-upload")
+        await synced(emulator, lake, includes=())
         uploads = next(true["detail"]["uploads"] for true in emulator.truth() if true["key"] == key)
-    with opened(tmp_path / "lake") as db:
-        assert len(db.execute("FROM uploads WHERE file_id = ?", [key]).fetchall()) == len(uploads)
+        with opened(lake) as db:
+            assert len(db.execute("FROM uploads WHERE file_id = ?", [key]).fetchall()) == len(uploads)
+        assert (await synced(emulator, lake, FULL)).details_fetched == 10
+        check_equal(lake, emulator)
 
 
-async def test_refused_runs_leave_the_lake(tmp_path: Path) -> None:
+async def test_refused_runs_leave_the_lake(lake: Path) -> None:
     """Another service or language, a lock, a refused token, a lost part and a service that is away end a run."""
-    lake = tmp_path / "lake"
-    async with Emulator(20, seed=SEED) as emulator, Emulator(20, seed=SEED + 1) as another:
+    async with Emulator(6, seed=SEED) as emulator, Emulator(6, seed=SEED + 1) as another:
         await synced(emulator, lake, lang="de")
         with pytest.raises(SettingsError, match="contains the files of"):
             await synced(another, lake, lang="de")
@@ -171,58 +151,31 @@ async def test_refused_runs_leave_the_lake(tmp_path: Path) -> None:
         assert emulator.requests == 1
     with pytest.raises(ServiceUnavailableError):
         await synced(emulator, lake, lang="de", max_attempts=2)
-    assert count_files(lake) == 20
+    assert count_files(lake) == 6
     next((lake / "tables" / "files").glob("0*.parquet")).unlink()
     with pytest.raises(LakeCorruptedError):
         await synced(emulator, lake, lang="de")
     assert asked(lake, "SELECT state FROM run ORDER BY started_at") == [("done",), *[("failed",)] * 3]
 
 
-async def test_token_revoked_in_the_middle(tmp_path: Path) -> None:
-    """A token revoked during a run stops it after a handful of requests; what was whole is kept."""
-    async with Emulator(FILES, seed=SEED) as emulator:
-        emulator.script("401", times=10_000, path="/api/v2/files/", skip=60)
-        with pytest.raises(AuthenticationError):
-            await synced(emulator, tmp_path / "lake", max_concurrency=8)
-        assert emulator.statuses[401] <= 8
-        emulator.faults.clear()
-        await synced(emulator, tmp_path / "lake")
-        check_equal(tmp_path / "lake", emulator)
-
-
-@pytest.mark.usefixtures("published")
-async def test_readers_keep_their_snapshot(tmp_path: Path) -> None:
-    """A reader that holds the catalog open sees one whole snapshot across later publishes, a new one the latest."""
-    async with Emulator(20, seed=SEED) as emulator:
-        await synced(emulator, tmp_path / "lake")
-        with duckdb.connect(str(tmp_path / "lake" / "snapshots" / "000001.duckdb"), read_only=True) as old:
-            count = "SELECT (SELECT count(*) FROM files), (SELECT count(*) FROM uploads)"
-            before = old.execute(count).fetchone()
-            emulator.world.create(10)
-            await synced(emulator, tmp_path / "lake")
-            assert old.execute(count).fetchone() == before
-    assert count_files(tmp_path / "lake") == 30
-
-
-async def test_a_fast_local_clock_promises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fast_local_clock_promises_nothing(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a Date header the watermark stays within the stamps seen, however fast this machine's clock is."""
     tomorrow = time.time_ns() // 1_000 + 86_400 * SECOND
     monkeypatch.setattr(run, "now_us", lambda: tomorrow)
     monkeypatch.setattr(clock, "now_us", lambda: tomorrow)
-    async with Emulator(20, seed=SEED, quirks=make_quirks("seen", {"date_header": "off"})) as emulator:
-        await synced(emulator, tmp_path / "lake")
+    async with Emulator(10, seed=SEED, quirks=make_quirks("seen", {"date_header": "off"})) as emulator:
+        await synced(emulator, lake)
         emulator.world.update(emulator.world.pick_random(5))
-        summary = await synced(emulator, tmp_path / "lake")
+        summary = await synced(emulator, lake)
         assert summary.watermark is not None
         assert summary.watermark.timestamp() * SECOND <= max(true["updated"] for true in emulator.truth())
-        check_equal(tmp_path / "lake", emulator)
+        check_equal(lake, emulator)
 
 
 @pytest.mark.usefixtures("published")
-async def test_a_poisoned_file_heals_or_goes(tmp_path: Path) -> None:
+async def test_a_poisoned_file_heals_or_goes(lake: Path) -> None:
     """A file whose detail fails is a named reject that holds nothing up; it heals later, or is found to be gone."""
-    lake = tmp_path / "lake"
-    async with Emulator(20, seed=SEED) as emulator:
+    async with Emulator(10, seed=SEED) as emulator:
         first, second = emulator.world.pick_random(2)
         emulator.set_faults(poison=(first, second))
         summary = await synced(emulator, lake, max_attempts=2)
@@ -236,7 +189,6 @@ async def test_a_poisoned_file_heals_or_goes(tmp_path: Path) -> None:
         emulator.set_faults(poison=())
         emulator.world.delete([second])
         assert (await synced(emulator, lake)).rejects == 0
-        await synced(emulator, lake)
     assert asked(lake, "SELECT * FROM reject") == []
     with opened(lake) as db:
         assert db.execute("SELECT _has_detail FROM files WHERE file_id = ?", [first]).fetchall() == [(True,)]

@@ -20,7 +20,6 @@ from tests.soaking import sample, unmeasured
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("published")
 _START: Final = """
 import os
 from pipeline.__main__ import end_process, main, replace_handlers
@@ -31,12 +30,13 @@ main()
 """`scanlake`, with a line as soon as it handles signals: what comes before is Python's own start."""
 
 
+@pytest.mark.usefixtures("published")
 async def test_ctrl_c_at_any_moment(tmp_path: Path) -> None:
     """In steps of 5 ms over three seconds: exit 130 and one last line, never a traceback or another cause."""
     async with Emulator(1_600, seed=3) as emulator:  # so many are written by a process of its own
         emulator.set_faults(latency_ms=150.0)
         service = {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token}
-        for milliseconds in sample(range(0, 3_000, 5), 3):
+        for milliseconds in sample(range(0, 3_000, 5), 2):
             environment = {**unmeasured(), **service, "SCANLAKE_LAKE": str(tmp_path / f"lake-{milliseconds}")}
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-c", _START, "sync"), env=environment, start_new_session=True,
@@ -55,15 +55,13 @@ async def test_ctrl_c_at_any_moment(tmp_path: Path) -> None:
 
 def test_a_stop_before_the_loop_runs() -> None:
     """A signal whose exception was lost, or that came while the loop started, stops the next work before its start."""
-    has_begun = False
+    begun = []
 
-    async def work() -> None:
-        nonlocal has_begun
-        has_begun = True
+    async def work(name: str) -> None:
+        begun.append(name)
 
     record_stop()
     with pytest.raises(RunInterrupted):
-        run_async(work())
-    assert not has_begun
-    run_async(work())
-    assert has_begun
+        run_async(work("first"))
+    run_async(work("second"))
+    assert begun == ["second"]

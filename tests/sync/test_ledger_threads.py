@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING, Any
-
-import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
@@ -18,45 +17,36 @@ from tests.constants import run_constants
 from tests.sync.sync_harness import SEED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
+    import pytest
 
-@pytest.fixture
-def ledger_calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Count the ledger's calls by thread name, once patched on an open lake."""
-    calls: dict[str, int] = {}
 
-    def counted(name: str) -> Callable[..., Any]:
+async def test_no_ledger_call_on_the_event_loop(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sync and a verify with every kind of difference call the ledger on their threads only."""
+    calls = Counter[str]()
+
+    def count_calls(name: str) -> None:
         original = getattr(Ledger, name)
 
         def call(*arguments: Any, **options: Any) -> Any:
-            thread = threading.current_thread().name
-            calls[thread] = calls.get(thread, 0) + 1
+            calls[threading.current_thread().name] += 1
             return original(*arguments, **options)
 
-        return call
+        monkeypatch.setattr(Ledger, name, call)
 
     for name in ("query", "transaction", "file_versions"):
-        monkeypatch.setattr(Ledger, name, counted(name))
-    return calls
-
-
-async def test_no_ledger_call_on_the_event_loop(tmp_path: Path, ledger_calls: dict[str, int]) -> None:
-    """A sync and a verify with every kind of difference call the ledger on their threads only."""
-    loop_thread = threading.current_thread().name
-    async with Emulator(90, seed=SEED) as emulator:
-        settings = Settings(base_url=emulator.base_url, lake=tmp_path / "lake")
-        for _ in range(2):
-            with run_constants({"commit_every_files": 20}), Lake(settings.lake, doing="sync") as lake:
-                ledger_calls.clear()
-                await sync(lake, settings, emulator.token, TimeRange(), NullProgress())
-                assert ledger_calls
-                assert loop_thread not in ledger_calls
+        count_calls(name)
+    async with Emulator(30, seed=SEED) as emulator:
+        settings = Settings(base_url=emulator.base_url, lake=lake)
+        for command in ("sync", "sync", "verify"):
+            with run_constants({"commit_every_files": 10}), Lake(lake, doing=command) as held:
+                calls.clear()
+                if command == "sync":
+                    await sync(held, settings, emulator.token, TimeRange(), NullProgress())
+                else:
+                    await verify(held, settings, emulator.token, VerifyMode(deep=0.5), NullProgress())
+                assert calls.pop(threading.current_thread().name, 0) == 0, command
+                assert calls.total() > 10
             emulator.world.update(emulator.world.pick_random(10))
             emulator.world.delete(emulator.world.pick_random(3))
-        with Lake(settings.lake, doing="verify") as lake:
-            ledger_calls.clear()
-            await verify(lake, settings, emulator.token, VerifyMode(deep=0.5), NullProgress())
-            assert ledger_calls
-            assert loop_thread not in ledger_calls
