@@ -109,8 +109,8 @@ def test_a_file_that_appears_during_the_write_stays(tmp_path: Path) -> None:
     assert target.read_text() == "theirs"
 
 
-def test_a_private_file_is_private_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody else can read a secret, not even while it is written."""
+def test_modes_are_set_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else can read a secret, not even while it is written; without a mode the user's umask decides."""
     modes: list[int] = []
     real = os.fsync
 
@@ -121,18 +121,13 @@ def test_a_private_file_is_private_from_the_start(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "fsync", fsync)
     write_file(tmp_path / "token", "secret", mode=0o600)
-    assert modes == [0o600]
-    assert _mode(tmp_path / "token") == 0o600
-
-
-def test_the_umask_decides_by_default(tmp_path: Path) -> None:
-    """Without a mode a file has the permissions that the user's umask gives."""
     former = os.umask(0o027)
     try:
         write_file(tmp_path / "file", "content")
     finally:
         os.umask(former)
-    assert _mode(tmp_path / "file") == 0o640
+    assert modes == [0o600, 0o640]
+    assert (_mode(tmp_path / "token"), _mode(tmp_path / "file")) == (0o600, 0o640)
 
 
 def test_temporary_names_are_never_used_twice() -> None:

@@ -42,8 +42,8 @@ async def test_an_hour_of_retry_after_takes_an_hour_of_virtual_time() -> None:
         assert (client.clock.now() or 0) / 1e6 == pytest.approx(START + 3_600.0, abs=1 + EXACT)  # a `Date` has seconds
 
 
-async def test_virtual_time_waits_for_threads() -> None:
-    """A timer does not pass a thread that was started before, however long that takes."""
+async def test_virtual_time_waits_for_threads_and_child_processes() -> None:
+    """A timer does not pass a thread that was started before, nor a timeout a child process, however long it takes."""
     done: list[str] = []
 
     async def work() -> None:
@@ -56,10 +56,6 @@ async def test_virtual_time_waits_for_threads() -> None:
 
     await asyncio.gather(work(), wait())
     assert done == ["thread", "timer"]
-
-
-async def test_virtual_time_waits_for_child_processes() -> None:
-    """A timeout does not pass a child process of asyncio."""
     async with asyncio.timeout(0.001):
         process = await asyncio.create_subprocess_exec("sleep", "0.05")
         assert await process.wait() == 0
@@ -116,15 +112,3 @@ def test_ports_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
         network.close(port)
     assert {network.listen(asyncio.Protocol, None, 0).address[1] for _ in range(2)} == {first + 1, first + 2}
     loop.close()
-
-
-def test_every_run_is_the_same() -> None:
-    """Retries with jitter take the same time in every run."""
-
-    async def run() -> float:
-        async with Emulator(10) as emulator, Client(emulator.base_url, emulator.token) as client:
-            emulator.script("500", times=4)
-            await client.list_files(FileQuery())
-            return elapsed()
-
-    assert run_virtually(run()) == run_virtually(run())

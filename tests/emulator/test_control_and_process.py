@@ -23,56 +23,36 @@ async def _control(ask: Asker, name: str, **wish: object) -> dict[str, Any]:
     return answer
 
 
-async def test_the_world_can_be_changed_by_control() -> None:
-    """Every operation of the world route changes what the service shows."""
+async def test_the_world_can_be_changed_and_seen_by_control() -> None:
+    """Every operation changes what the service shows, nonsense answers 400, requests are counted by endpoint.
+
+    The truth route gives, a line a file, exactly what list and detail answer.
+    """
     async with asking(20) as ask:
         [key] = (await _control(ask, "world", op="create"))["keys"]
-        before = (await ask.detail(key)).json()
         for op in ("update", "close"):
             assert (await _control(ask, "world", op=op, ids=[key]))["keys"] == [key]
-        assert (before["closed"], (await ask.detail(key)).json()["closed"]) in {(0, 1), (1, 1)}
+        shown = (await ask.detail(key)).json()
+        assert shown["closed"] == 1
+        truth = map(json.loads, (await ask.get("/_emulator/truth", token=False)).body.splitlines())
+        assert {one["key"]: one["detail"] for one in truth}[key] == shown
         await _control(ask, "world", op="delete", ids=[key])
         assert (await ask.detail(key)).status == 404
         assert len((await _control(ask, "world", op="reopen", n=3))["keys"]) == 3
-
-
-async def test_a_senseless_wish_answers_400_with_a_sentence() -> None:
-    """Control refuses what it does not understand and says why."""
-    async with asking(3) as ask:
-        world = [
-            ("world", wish) for wish in ({"op": "explode"}, {"op": "close", "ids": [1]}, {"op": "create", "n": "x"})
-        ]
-        for name, wish in [*world, ("faults", {"x": 1})]:
-            reply = await ask.post(f"/_emulator/{name}", wish)
-            assert (reply.status, bool(reply.body)) == (400, True)
-
-
-async def test_faults_can_be_set_by_control() -> None:
-    """An outage takes effect at once."""
-    async with asking(3) as ask:
-        await _control(ask, "faults", outage=True)
-        assert (await ask.files()).status == 503
-
-
-async def test_truth_is_every_file_as_the_service_shows_it() -> None:
-    """The truth route gives, a line a file, exactly what list and detail answer."""
-    async with asking(150) as ask:
-        lines = (await ask.get("/_emulator/truth", token=False)).body.splitlines()
-        truth = [json.loads(line) for line in lines]
-        assert len(truth) == 150
-        assert (await ask.detail(truth[7]["id"])).json() == truth[7]["detail"]
-
-
-async def test_counts_say_what_was_asked() -> None:
-    """Requests are counted by endpoint; reset forgets them."""
-    async with asking(3) as ask:
         await ask.files(("limit", "2"))
-        await ask.detail(ask.emulator.world.keys()[0])
         state = (await ask.get("/_emulator/state", token=False)).json()
-        assert (state["counts"]["list"], state["counts"]["detail"], state["requests"]) == (1, 1, 2)
+        assert (state["counts"]["list"], state["counts"]["detail"], state["requests"]) == (1, 2, 3)
         await _control(ask, "reset")
         assert (await ask.get("/_emulator/state", token=False)).json()["requests"] == 0
         assert b"/_emulator/world" in (await ask.get("/_emulator/", token=False)).body
+        await _control(ask, "faults", outage=True)
+        assert (await ask.files()).status == 503
+        for name, wish in (
+            *(("world", wish) for wish in ({"op": "explode"}, {"op": "close", "ids": [1]}, {"op": "create", "n": "x"})),
+            ("faults", {"x": 1}),
+        ):
+            reply = await ask.post(f"/_emulator/{name}", wish)
+            assert (reply.status, bool(reply.body)) == (400, True)
 
 
 async def test_churn_changes_the_world_while_it_is_served() -> None:
@@ -86,16 +66,11 @@ async def test_churn_changes_the_world_while_it_is_served() -> None:
         assert ask.emulator.world.changes == still
 
 
-def _start(*arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "pipeline", "emulator", "--port", "0", "--files", "50", *arguments]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
 def test_a_process_of_its_own_says_where_it_is_and_ends_cleanly() -> None:
     """One line of JSON when ready; exit 0 on SIGTERM."""
-    with _start() as process:
+    command = [sys.executable, "-m", "pipeline", "emulator", "--port", "0", "--files", "50"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
-        assert process.stdin is not None
         ready = json.loads(process.stdout.readline())
         assert ready["files"] == 50
         with urllib.request.urlopen(f"{ready['control']}state", timeout=60) as answer:

@@ -1,11 +1,85 @@
-"""GET /api/v2/files/{id}, the spelling of documents, and the token."""
+"""GET /api/v2/files/{id}, the spelling of documents, the token, and that every option changes an answer."""
 
+import asyncio
+import itertools
 import re
+import typing
 
 import pytest
 
-from pipeline.emulator import PROFILES, Quirks, make_quirks
-from tests.emulator.http_client import INCLUDES, asking
+from pipeline.emulator import PROFILES, Quirks, WorldPlan, make_quirks, reports, timestamps
+from tests.emulator.http_client import INCLUDES, Asker, Pairs, asking
+
+NUMBERS: dict[str, list[object]] = {
+    "page_cap": [2],
+    "late_commit_seconds": [9.0],
+    "date_skew_seconds": [60.0],
+    "report_seconds": [9.0],
+    "report_ready_seconds": [9.0],
+    "report_ready_polls": [3],
+    "report_lost_ratio": [1.0],
+}
+
+
+async def _tour(quirks: Quirks, *, orders: bool) -> str:
+    """Return what a still world answers to all kinds of orders or of other requests, apart from ports."""
+    plan = WorldPlan(files=12, seed=4, now="2026-03-01T12:00:00Z")
+    async with asking(plan=plan, quirks=quirks) as ask:
+        told = "\n".join([line async for line in _answers(ask, orders=orders)])
+        return re.sub(rf"\b{ask.emulator.other_port}\b", "OTHER", re.sub(rf"\b{ask.emulator.port}\b", "PORT", told))
+
+
+async def _answers(ask: Asker, *, orders: bool) -> typing.AsyncIterator[str]:
+    async def tell(path: str, pairs: Pairs, **options: typing.Any) -> str:
+        reply = await ask.get(path, pairs, **options)
+        return f"{path} {pairs} {reply.status} {sorted(reply.headers.items())} {reply.body!r}"
+
+    world = ask.emulator.world
+    (stamp, key), (_, deleted) = world.index[5], world.index[8]
+    second = timestamps.format_micros_z(stamp)[:19] + "Z"
+    world.delete([deleted])
+    if orders:
+        for more in ({}, {"files": [key, deleted]}, {"asynchronous": True}, {"asynchronous": True}):
+            began = asyncio.get_running_loop().time()
+            reply = await ask.post("/api/v2/reports", {"files": [key], "filename": "x", **more})
+            yield f"{reply.status} {reply.body!r} after {asyncio.get_running_loop().time() - began:.0f} s"
+            if url := reply.json().get("url"):
+                world.clock.advance(1)
+                world.edit(key, "add-upload")
+                for token in (False, True, False):
+                    yield await tell(url, [], token=token)
+                    await asyncio.sleep(1)
+            key = world.index[7][1]
+        return
+    includes = [("include[]", name) for name in INCLUDES]
+    bounds: list[Pairs] = [[("updated_start", second)], [("updated_end", second)]]
+    for pairs in (*bounds, [("limit", "3")], [("limit", "3")], [("lang", "de"), *includes]):
+        yield await tell("/api/v2/files", pairs)
+    for one in (*sorted(world.keys()), key, deleted):
+        yield await tell(f"/api/v2/files/{one}", [("lang", "de")])
+    yield await tell("/api/v2/files", [], token=False, headers={"token": ask.emulator.token})
+    yield await tell("/api/v2/files", [], headers={"Accept-Encoding": "gzip"})
+    world.create(1)
+    yield await tell("/api/v2/files", [])
+
+
+async def test_every_value_of_every_option_changes_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same requests get the same answers under the same options, and others under each other value."""
+    defaults, same = Quirks(), []
+
+    async def tour(name: str, **options: typing.Any) -> str:
+        secrets = itertools.count()
+        monkeypatch.setattr(reports.secrets, "token_urlsafe", lambda _: f"secret-{next(secrets)}")
+        return await _tour(Quirks(**options), orders=name.startswith("report_"))
+
+    usual = {is_order: await tour("report_" * is_order) for is_order in (False, True)}
+    assert usual == {is_order: await tour("report_" * is_order) for is_order in (False, True)}
+    for name, hint in typing.get_type_hints(Quirks).items():
+        values = NUMBERS.get(name) or [word for word in typing.get_args(hint) if word != getattr(defaults, name)]
+        assert values, name
+        told = [await tour(name, **{name: value}) for value in values]
+        same += [(name, value) for value, text in zip(values, told, strict=True) if text in usual.values()]
+    assert same == []
 
 
 async def test_list_item_and_detail_agree_where_both_speak() -> None:
@@ -13,11 +87,8 @@ async def test_list_item_and_detail_agree_where_both_speak() -> None:
     async with asking(40) as ask:
         for item in (await ask.files(includes=INCLUDES)).data:
             detail = (await ask.detail(item["id"])).json()
-            assert {
-                key: detail[key] for key in ("id", "scan_code", "closed", "created_at", "updated_at")
-            }.items() <= item.items()
-            assert detail["workflow_runs"] == item["workflow_runs"]
-            assert detail["locations"] == item["locations"]
+            for name in ("id", "scan_code", "closed", "created_at", "updated_at", "workflow_runs", "locations"):
+                assert detail[name] == item[name]
             for ours, theirs in zip(item["uploads"], detail["uploads"], strict=True):
                 assert {key: value for key, value in ours.items() if key != "geocoding"}.items() <= theirs.items()
                 assert {"file_id", "tenant_id", "image_path"} <= set(theirs)
@@ -44,37 +115,18 @@ async def test_details_hold_what_the_field_notes_saw() -> None:
         assert any(step["workflow_step_id"] not in {s["id"] for s in run["workflow"]["steps"]} for run, step in steps)
         known = {upload["id"] for upload in uploads}
         assert any(item not in known for _, step in steps for item in step["entity_ids"])
-        assert len({upload["id"] for upload in uploads}) == len(uploads)
+        assert len(known) == len(uploads)
         assert len({run["id"] for run in runs}) == len(runs)
         spellings = {("answers" in form, "fields" in form) for form in forms}
         assert spellings == {(False, True), (True, True), (False, False)}
-        labels = [
-            row.get("label", row.get("name"))
-            for form in forms
-            for row in form.get("fields", form["form"].get("fields"))
-        ]
+        rows = [row for form in forms for row in form.get("fields", form["form"].get("fields"))]
+        labels = [row.get("label", row.get("name")) for row in rows]
         assert any(label.endswith(" ") for label in labels)
         assert max(map(len, labels)) > 150
         assert any(not label.isascii() for label in labels)
         assert any(len({f["field_id"] for f in one["fields"]}) < len(one["fields"]) for one in details)
         assert any("retention_class" in one for one in items)
         assert any(len(one["locations"]) > 1 for one in details)
-
-
-@pytest.mark.parametrize(
-    ("times", "pattern"),
-    [
-        ("micros-z", r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"),
-        ("offset", r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00"),
-        ("space", r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?"),
-    ],
-)
-async def test_timestamps_come_in_one_spelling_each(times: str, pattern: str) -> None:
-    """The times quirk rules every timestamp of a document; mixed has two in one."""
-    async with asking(5, quirks=Quirks(times=times)) as ask:  # type: ignore[arg-type]
-        for one in ask.emulator.truth():
-            found = [one["detail"]["created_at"], *(upload["created_at"] for upload in one["detail"]["uploads"])]
-            assert all(re.fullmatch(pattern, text) for text in found)
 
 
 GONE = {
@@ -99,66 +151,17 @@ async def test_a_file_that_is_gone_answers_in_every_shape() -> None:
             ask.emulator.set_quirks(not_found=shape)
             for unknown in (key, 1):
                 reply = await ask.detail(unknown)
-                assert reply.status == status, shape
-                assert body is None or reply.body == body
+                assert (reply.status, body or reply.body) == (status, reply.body), shape
 
 
-async def test_quirks_of_the_detail() -> None:
-    """The detail can be wrapped, carry forms and counts, and bear another stamp than the list."""
-    quirks = Quirks(detail_wrap="data", detail_forms="yes", detail_keys="full", detail_stamp="newer")
-    async with asking(5, quirks=quirks) as ask:
-        item = (await ask.files()).data[0]
-        wrapped = (await ask.detail(item["id"])).json()
-        assert set(wrapped) == {"data"}
-        assert {"form_submits", "scan_code_format", "snap_count"} <= set(wrapped["data"])
-        assert wrapped["data"]["updated_at"] > item["updated_at"]
-
-
-async def test_ids_flags_and_blanks_change_their_types() -> None:
-    """ids=string, flags=boolean and empties=null reach every level of a document."""
-    async with asking(60, quirks=Quirks(ids="string", flags="boolean", empties="null", extra_keys="many")) as ask:
-        for one in ask.emulator.truth():
-            detail = one["detail"]
-            assert detail["id"] == str(one["id"])
-            assert isinstance(detail["closed"], bool)
-            assert all(isinstance(upload["id"], str) and upload["comment"] != "" for upload in detail["uploads"])
-            for run in detail["workflow_runs"]:
-                assert all(isinstance(item, str) for step in run["workflow_run_steps"] for item in step["entity_ids"])
-            assert "x_note" in detail
-
-
-async def test_damage_texts_follow_lang_where_it_is_heeded() -> None:
-    """Lang changes damage_type_desc, in the detail only where the quirk says so."""
-    async with asking(200) as ask:
-        world = ask.emulator
-        damaged = next(one for one in world.truth() if any(u["damage_type_id"] for u in one["detail"]["uploads"]))
-        english = (await ask.detail(damaged["id"])).body
-        german = await ask.get(f"/api/v2/files/{damaged['id']}", [("lang", "de")])
-        assert german.body != english
-        world.set_quirks(lang_texts="list-only")
-        assert (await ask.get(f"/api/v2/files/{damaged['id']}", [("lang", "de")])).body == english
-
-
-async def test_fresh_image_urls_differ_from_answer_to_answer() -> None:
-    """Signed addresses can be made anew in every answer, as real ones are."""
-    async with asking(5, quirks=Quirks(image_urls="fresh")) as ask:
-        key = next(one["id"] for one in ask.emulator.truth() if one["detail"]["uploads"])
-        assert (await ask.detail(key)).body != (await ask.detail(key)).body
-
-
-async def test_the_token_is_looked_for_where_the_quirk_says() -> None:
-    """The token counts in the query, in the header token, or in both."""
+async def test_tokens_are_looked_for_where_the_quirk_says() -> None:
+    """The token counts in the query, in the header token, or in both; a wrong one is refused on every endpoint."""
     async with asking(3) as ask:
-        for place, query, header in (("both", 200, 200), ("query", 200, 401), ("header", 401, 200)):
+        header = {"token": ask.emulator.token}
+        for place, by_query, by_header in (("both", 200, 200), ("query", 200, 401), ("header", 401, 200)):
             ask.emulator.set_quirks(token_location=place)
-            assert (await ask.get("/api/v2/files")).status == query
-            by_header = await ask.get("/api/v2/files", token=False, headers={"token": ask.emulator.token})
-            assert by_header.status == header
-
-
-async def test_a_wrong_token_is_refused_on_every_endpoint() -> None:
-    """A wrong token answers 401 Unauthorized on each endpoint."""
-    async with asking(3) as ask:
+            assert (await ask.get("/api/v2/files")).status == by_query
+            assert (await ask.get("/api/v2/files", token=False, headers=header)).status == by_header
         for path in ("/api/v2/files", "/api/v2/files/1", "/api/v2/reports", "/api/v2/share"):
             reply = await ask.get(path, [("token", "wrong")], token=False)
             assert (reply.status, reply.json()) == (401, {"response": "error", "status": "Unauthorized"})
@@ -175,11 +178,11 @@ async def test_date_is_sent_skewed_or_left_out() -> None:
         assert "Date" not in (await ask.files()).headers
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-async def test_every_profile_serves_lists_and_details(profile: str) -> None:
+async def test_every_profile_serves_lists_and_details() -> None:
     """Under every profile a list and a detail can be fetched with the token in its place."""
-    async with asking(60, quirks=make_quirks(profile)) as ask:
-        headers = {"token": ask.emulator.token}
-        reply = await ask.get("/api/v2/files", headers=headers)
-        key = reply.data[0].get("file_id", reply.data[0]["id"])
-        assert (await ask.get(f"/api/v2/files/{key}", headers=headers)).status == 200
+    for profile in PROFILES:
+        async with asking(6, quirks=make_quirks(profile)) as ask:
+            headers = {"token": ask.emulator.token}
+            first = (await ask.get("/api/v2/files", headers=headers)).data[0]
+            path = f"/api/v2/files/{first.get('file_id', first['id'])}"
+            assert (await ask.get(path, headers=headers)).status == 200, profile

@@ -16,46 +16,35 @@ async def _raw(ask: Asker, path: str = "/api/v2/files") -> bytes:
     """Return everything the emulator sends for one request, up to the end of the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", ask.emulator.port)
     writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\ntoken: {ask.emulator.token}\r\nConnection: close\r\n\r\n".encode())
-    got = bytearray()
-    try:
-        while piece := await reader.read(65536):
-            got += piece
-    except ConnectionResetError:
-        got += b"<reset>"
-    finally:
-        writer.close()
-    return bytes(got)
+    got = await reader.read()
+    writer.close()
+    return got
 
 
-@pytest.mark.parametrize(
-    "kind", ["refuse", "drop-before-status", "drop-mid-headers", "drop-mid-body", "cut-length", "cut-chunked"]
-)
-async def test_a_cut_answer_is_an_error_for_a_careful_client(kind: str) -> None:
+async def test_a_cut_answer_is_an_error_for_a_careful_client() -> None:
     """Every cut that HTTP can tell from a whole answer is told; the next request is fine."""
-    async with asking(60) as ask:
-        ask.emulator.script(kind)
-        with pytest.raises((aiohttp.ClientError, ConnectionError)):
-            # POST is never repeated by the client on its own, unlike GET.
-            await ask.post("/api/v2/reports", {"files": ask.emulator.world.keys()[:3], "asynchronous": True})
-        assert ask.emulator.injected_faults == {kind: 1}
-        assert bool(ask.emulator.reports.by_secret) == (kind != "refuse")
-        assert (await ask.files()).status == 200
+    for kind in ("refuse", "drop-before-status", "drop-mid-headers", "drop-mid-body", "cut-length", "cut-chunked"):
+        async with asking(6) as ask:
+            ask.emulator.script(kind)
+            with pytest.raises((aiohttp.ClientError, ConnectionError)):
+                # POST is never repeated by the client on its own, unlike GET.
+                await ask.post("/api/v2/reports", {"files": ask.emulator.world.keys()[:3], "asynchronous": True})
+            assert ask.emulator.injected_faults == {kind: 1}
+            assert bool(ask.emulator.reports.by_secret) == (kind != "refuse")
+            assert (await ask.files()).status == 200
 
 
-async def test_cut_close_looks_whole_on_the_wire() -> None:
-    """Without any length, half a body and a clean close are all a client gets."""
+async def test_answers_that_look_whole_are_not() -> None:
+    """Half a body without any length, HTML and half a JSON text arrive as if all were well.
+
+    Without its trailer and cut in half, a compressed body has a right length and wrong content.
+    """
     async with asking(60) as ask:
+        whole = (await ask.files()).body
         ask.emulator.script("cut-close")
         head, _, body = (await _raw(ask)).partition(b"\r\n\r\n")
         assert b"Content-Length" not in head
-        assert body.startswith(b'{"data":[')
-        assert not body.endswith(b"}")
-
-
-async def test_gzip_faults_are_what_they_say() -> None:
-    """Without its trailer and cut in half, the compressed body has a right length and wrong content."""
-    async with asking(60) as ask:
-        whole = (await ask.files()).body
+        assert (body[:9], body == whole) == (b'{"data":[', False)
         ask.emulator.script("gzip-no-trailer")
         body = (await _raw(ask)).partition(b"\r\n\r\n")[2]
         assert body + gzip.compress(whole, 5, mtime=0)[-8:] == gzip.compress(whole, 5, mtime=0)
@@ -64,35 +53,17 @@ async def test_gzip_faults_are_what_they_say() -> None:
         for kind in ("gzip-lie", "odd-encoding"):
             ask.emulator.script(kind)
             assert whole[:40] in await _raw(ask)
-
-
-async def test_html_and_cut_json_come_with_200() -> None:
-    """A page and half a JSON text arrive as if all were well."""
-    async with asking(60) as ask:
         ask.emulator.script("html", path="/api/v2/files")
         page = await ask.files()
         assert (page.status, page.body[:9]) == (200, b"<!DOCTYPE")
         ask.emulator.script("cut-json")
         cut = await ask.files()
-        assert cut.status == 200
-        with pytest.raises(ValueError, match="truncated"):
-            cut.json()
+        assert (cut.status, cut.body) == (200, whole[: len(cut.body)])
+        assert len(cut.body) < len(whole)
 
 
 async def test_a_stalled_request_is_never_answered_but_was_carried_out() -> None:
-    """Stall accepts and says nothing; the emulator still stops at once."""
-    async with asking(5) as ask:
-        ask.emulator.script("stall", path="/api/v2/reports")
-        with pytest.raises(TimeoutError):
-            await ask.post("/api/v2/reports", {"files": ask.emulator.world.keys(), "asynchronous": True})
-        assert len(ask.emulator.reports.by_secret) == 1
-        assert asyncio.get_running_loop().time() == pytest.approx(10.0, abs=1.0)  # the client's limit
-        stopped = asyncio.get_running_loop().time()
-    assert asyncio.get_running_loop().time() - stopped <= 0.3
-
-
-async def test_a_drip_gives_one_byte_at_a_time() -> None:
-    """A dripped answer sends a byte every tenth of a second."""
+    """Stall accepts and says nothing; drip sends a byte every tenth of a second; the emulator still stops at once."""
     async with asking(5) as ask:
         ask.emulator.script("drip")
         reader, writer = await asyncio.open_connection("127.0.0.1", ask.emulator.port)
@@ -100,6 +71,14 @@ async def test_a_drip_gives_one_byte_at_a_time() -> None:
         await asyncio.sleep(0.55)
         assert len(await reader.read(1000)) == 6
         writer.close()
+        began = asyncio.get_running_loop().time()
+        ask.emulator.script("stall", path="/api/v2/reports")
+        with pytest.raises(TimeoutError):
+            await ask.post("/api/v2/reports", {"files": ask.emulator.world.keys(), "asynchronous": True})
+        assert len(ask.emulator.reports.by_secret) == 1
+        stopped = asyncio.get_running_loop().time()
+        assert stopped - began == pytest.approx(10.0, abs=1.0)  # the client's limit
+    assert asyncio.get_running_loop().time() - stopped <= 0.3
 
 
 async def test_429_comes_with_every_retry_after() -> None:
@@ -125,8 +104,11 @@ async def test_a_rate_limit_lets_its_number_through_and_recovers() -> None:
         assert {(await ask.files()).status for _ in range(12)} == {200}
 
 
-async def test_poison_outage_and_revoked_tokens() -> None:
-    """A poisoned id always fails alone, an outage fails everything, a revoked token is refused."""
+async def test_poison_outage_revoked_tokens_and_redirects() -> None:
+    """A poisoned id always fails alone, an outage fails everything, a revoked token is refused.
+
+    A scripted redirect names another origin of the emulator, where a follower is noted.
+    """
     async with asking(5) as ask:
         first, second = ask.emulator.world.keys()[:2]
         ask.emulator.set_faults(poison=[first])
@@ -137,15 +119,9 @@ async def test_poison_outage_and_revoked_tokens() -> None:
         assert (await ask.files()).status == 401
         ask.emulator.faults.clear()
         assert (await ask.detail(first)).status == 200
-
-
-async def test_redirects_lead_to_the_other_origin() -> None:
-    """A scripted redirect names another origin of the emulator, where a follower is noted."""
-    async with asking(5) as ask:
         ask.emulator.script("redirect-307")
         reply = await ask.files()
-        assert reply.status == 307
-        assert reply.headers["Location"].startswith(ask.emulator.other_url)
+        assert (reply.status, reply.headers["Location"].startswith(ask.emulator.other_url)) == (307, True)
 
 
 async def test_chance_is_seeded() -> None:

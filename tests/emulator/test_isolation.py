@@ -27,13 +27,6 @@ def test_every_quirk_and_fault_is_listed_with_its_meaning() -> None:
     assert all(kind in shown.stdout for kind in KINDS)
 
 
-def test_help_says_how_to_begin() -> None:
-    """--help shows a command to start with and where the control routes are."""
-    shown = CliRunner().invoke(_command(), ["--help"], env={"COLUMNS": "140"})
-    assert "scanlake emulator --churn 2" in shown.stdout
-    assert "/_emulator/" in shown.stdout
-
-
 def test_a_wrong_quirk_is_a_usage_error() -> None:
     """An unknown name or value ends with exit code 2, and the nearest name or the values there are."""
     for quirk, answer in (("order=backwards", "updated-desc"), ("odrer=shuffled", "Did you mean 'order'")):
