@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.virtual_time, pytest.mark.usefixtures("unpublished")]
 SOAK_SECONDS: Final = float(os.environ.get("SOAK_SECONDS", "600"))
 SEED: Final = draw_seed(__name__)
-FILES: Final = 70
+FILES: Final = 55
 _HOUR: Final = 3_600
 _MAX_SECONDS: Final = 60.0
 _MAX_CALLS: Final = 4_000

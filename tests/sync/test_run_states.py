@@ -45,10 +45,8 @@ async def test_a_closed_terminal_ends_a_run_in_good_order(lake: Path) -> None:
         ours, theirs = pty.openpty()
         service = {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token, "TERM": "xterm"}
         env = {**os.environ, **_SLOW, **service}
-        process = await fork_command(
-            ("sync", "--lake", str(lake)), env=env, session=True, terminal=True,
-            stdin=theirs, stdout=theirs, stderr=theirs,
-        )  # fmt: skip
+        streams: Any = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+        process = await fork_command(("sync", "--lake", str(lake)), env=env, session=True, terminal=True, **streams)
         os.close(theirs)
         asyncio.get_running_loop().add_reader(ours, os.read, ours, 65_536)
         while emulator.counts["detail"] < 70:
