@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -52,22 +51,6 @@ def test_the_wheel_has_what_an_operator_needs(wheel: Path) -> None:
     assert not [name for name in names if name.startswith(("tests/", "docs/"))]
     assert (metadata["Description-Content-Type"], metadata["License-Expression"]) == ("text/markdown", "MIT")
     assert "Is it for you?" in str(metadata.get_payload())
-
-
-@pytest.mark.soak
-def test_the_sdist_has_the_project(tmp_path: Path) -> None:
-    """The sdist has sources, tests, documents and the lock, and nothing that a build or a user has left."""
-    with tarfile.open(build("sdist", tmp_path)) as sdist:
-        names = {name.partition("/")[2] for name in sdist.getnames()}
-    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "requirements.lock"} <= names
-    assert {
-        "pipeline/cli.py",
-        "schemas/tables.py",
-        "tests/conftest.py",
-        "docs/index.md",
-        "configs/scanlake.toml",
-    } <= names
-    assert not [name for name in names if name.startswith((".venv", "build/", "dist/")) or name.endswith("token")]
 
 
 @pytest.mark.soak

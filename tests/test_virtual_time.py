@@ -9,12 +9,10 @@ from datetime import UTC, datetime
 import pytest
 
 from pipeline.client.client import Client
-from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.options import ClientOptions
 from pipeline.emulator import Emulator
 from schemas.requests import FileQuery
 from schemas.timestamps import now_us
-from tests import memory_network
 from tests.virtual_time import START, run_virtually
 
 pytestmark = pytest.mark.virtual_time
@@ -66,49 +64,3 @@ def test_a_deadlock_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.virtual_time._DEADLOCK_SECONDS", 0.01)
     with pytest.raises(RuntimeError, match="all tasks wait for ever"):
         run_virtually(asyncio.Event().wait())
-
-
-async def test_a_closed_port_refuses_and_a_reset_resets() -> None:
-    """A client sees refused, reset and truncated connections as over sockets."""
-    async with Emulator(10) as emulator, Client(emulator.base_url, emulator.token) as client:
-        for fault in ("refuse", "drop-mid-headers", "drop-mid-body", "cut-length", "cut-chunked"):
-            emulator.script(fault)
-            await client.list_files(FileQuery())
-        assert client.stats.retries == 5
-        assert client.stats.error_kinds == {"closed": 2, "cut": 3}
-    async with Client(emulator.base_url, emulator.token, options=ClientOptions(max_attempts=1)) as client:
-        with pytest.raises(RetriesExhaustedError, match="no connection"):
-            await client.list_files(FileQuery())
-
-
-async def test_streams_meet_in_memory() -> None:
-    """Servers and connections of asyncio's streams carry more than a buffer, in both directions, until each ends."""
-
-    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while part := await reader.read(1_000):
-            writer.write(part)
-            await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-    sent = bytes(range(256)) * 4_000
-    received = asyncio.create_task(reader.read())
-    writer.write(sent)
-    await writer.drain()
-    writer.write_eof()
-    assert await received == sent
-    writer.close()
-    server.close()
-
-
-def test_ports_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the last port come those that no server has: a soak makes more connections than there are ports."""
-    monkeypatch.setattr(memory_network, "_LAST_PORT", memory_network._FIRST_PORT + 3)
-    loop = asyncio.new_event_loop()
-    network = memory_network.MemoryNetwork(loop)
-    first, *others = (network.listen(asyncio.Protocol, None, 0).address[1] for _ in range(3))
-    for port in others:
-        network.close(port)
-    assert {network.listen(asyncio.Protocol, None, 0).address[1] for _ in range(2)} == {first + 1, first + 2}
-    loop.close()

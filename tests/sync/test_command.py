@@ -15,7 +15,6 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pytest
 
 from pipeline.emulator import Emulator
@@ -23,7 +22,7 @@ from schemas.timestamps import to_datetime
 from tests.constants import set_run_constants
 from tests.forked_process import fork_command
 from tests.guards import spellings
-from tests.processes import DUCKDB_CLIENT, ended, ran, started
+from tests.processes import ended, ran, started
 from tests.soaking import SOAKING, draw_seed
 from tests.sync.sync_harness import SEED, check_equal, count_files, opened, synced
 
@@ -110,36 +109,6 @@ async def test_an_echoed_token_is_stored_nowhere(lake: Path, tmp_path: Path, can
     assert stored.count("X***") > 500
     decoded = re.sub(r"\\+u([0-9a-f]{4})", lambda escape: chr(int(escape[1], 16)), stored + out + err)
     assert not any(mark in decoded for mark in spellings(canary))
-
-
-async def test_stock_clients_during_and_across_publishes(lake: Path) -> None:
-    """The stock Python and command-line clients of DuckDB query the catalog while a sync runs and after it."""
-    catalog = lake / "catalog.duckdb"
-    async with Emulator(30, seed=SEED) as emulator:
-        await synced(emulator, lake)
-        emulator.world.update(emulator.world.pick_random(15))
-        emulator.world.create(10)
-        emulator.set_faults(latency_ms=100.0)
-        process = await started(emulator, lake, "sync", SCANLAKE_MAX_CONCURRENCY="4")
-        seen = {await _count_files(catalog)}
-        while process.returncode is None:
-            with duckdb.connect(str(catalog), read_only=True) as db:
-                files, uploads = (len(db.execute(f"FROM {name}").fetchall()) for name in ("files", "uploads"))
-                seen.add(files if uploads > 100 else 0)
-            await asyncio.sleep(0.1)
-        assert (process.returncode, seen) == (0, seen & {30, 40})
-        await process.communicate()
-    assert await _count_files(catalog) == 40
-
-
-async def _count_files(catalog: Path) -> int:
-    process = await asyncio.create_subprocess_exec(
-        *(DUCKDB_CLIENT, "-readonly", "-noheader", "-csv", str(catalog), "SELECT count(*) FROM files"),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    out, _ = await process.communicate()
-    assert process.returncode == 0
-    return int(out)
 
 
 async def test_stops_on_request(lake: Path) -> None:
