@@ -7,7 +7,7 @@ import typing
 
 import pytest
 
-from pipeline.emulator import Quirks, WorldPlan, reports, timestamps
+from pipeline.emulator import Quirks, WorldPlan, timestamps
 from tests.emulator.http_client import INCLUDES, Asker, Pairs, asking
 
 NUMBERS: dict[str, list[object]] = {
@@ -69,7 +69,7 @@ async def test_every_value_of_every_option_changes_an_answer(monkeypatch: pytest
 
     async def tour(name: str, **options: typing.Any) -> str:
         secrets = itertools.count()
-        monkeypatch.setattr(reports.secrets, "token_urlsafe", lambda _: f"secret-{next(secrets)}")
+        monkeypatch.setattr("pipeline.emulator.reports.secrets.token_urlsafe", lambda _: f"secret-{next(secrets)}")
         return await _tour(Quirks(**options), orders=name.startswith("report_"))
 
     usual = {is_order: await tour("report_" * is_order) for is_order in (False, True)}

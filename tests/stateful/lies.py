@@ -62,6 +62,14 @@ def _items(change: Callable[[list[Document]], list[Document]], *, keep_total: bo
     return lie
 
 
+def _each(**values: Any) -> Callable[[Answer], None]:
+    return _items(lambda items: [item | values for item in items])
+
+
+def _first(**values: Any) -> Callable[[Answer], None]:
+    return _items(lambda items: [item | ({} if at else values) for at, item in enumerate(items)])
+
+
 def _status(status: int) -> Callable[[Answer], None]:
     return lambda answer: answer.say(answer.body, status)
 
@@ -100,9 +108,7 @@ LISTS: Final[dict[str, Callable[[Answer], None]]] = {
     "half of the list, the total kept": _items(lambda items: items[::2]),
     "all but the newest": _items(lambda items: sorted(items, key=lambda item: item["updated_at"])[:-1]),
     "the first file only": _items(lambda items: items[:1], keep_total=False),
-    "a list of one file": lambda a: a.body.update(
-        data=a.items[: a.page == 1], total=1, last_page=1, next_page_url=None
-    ),
+    "a list of one file": _counts(data=lambda a: a.items[: a.page == 1], total=1, last_page=1, next_page_url=None),
     "every file twice": _items(lambda items: [*items, *items]),
     "the first page again and again": lambda a: a.body.update(current_page=1) if a.page > 1 else None,
     "total 0": _counts(total=0),
@@ -140,17 +146,11 @@ LISTS: Final[dict[str, Callable[[Answer], None]]] = {
     "half of the bytes": _cut,
     "update times in ten years": _items(lambda items: _shift(items, 10)),
     "update times ten years ago": _items(lambda items: _shift(items, -10)),
-    "one update time in the year 9999": _items(
-        lambda items: [
-            item | ({"updated_at": "9999-12-31 23:59:59"} if not at else {}) for at, item in enumerate(items)
-        ]
-    ),
-    "no update times": _items(lambda items: [item | {"updated_at": None} for item in items]),
-    "ids null": _items(lambda items: [item | {"id": None} for item in items]),
-    "one id a text": _items(
-        lambda items: [item | ({"id": "seven"} if not at else {}) for at, item in enumerate(items)]
-    ),
-    "references exchanged for nothing": _items(lambda items: [item | {"scan_code": None} for item in items]),
+    "one update time in the year 9999": _first(updated_at="9999-12-31 23:59:59"),
+    "no update times": _each(updated_at=None),
+    "ids null": _each(id=None),
+    "one id a text": _first(id="seven"),
+    "references exchanged for nothing": _each(scan_code=None),
 }
 DETAILS: Final[dict[str, Callable[[Answer], None]]] = {
     "no file": _says({"response": "error", "status": "NO FILE FOUND"}, 404),

@@ -29,58 +29,35 @@ _PART: Final = "000000000099-abcdef"
 _SHA256: Final = "0123456789abcdef" * 4
 _TEMPORARY: Final = ".x.12-0a1b2c3d4e5f6071.tmp"
 # `catalog.duckdb.wal` is missing: a publish removes the log that somebody's session has left.
-_LAKE_NAMES: Final = (
-    *("LOCK", "SHARES.LOCK", "RESTORE_IN_PROGRESS", "run_stats.json", "README.txt", "catalog.duckdb", "ledger.sqlite"),
-    *("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal", "catalog.duckdb.x"),
-    *("ledger.sqlite.damaged-20261121T000000000000Z", f"ledger.sqlite.damaged-20261121T000000000000Z-{_SHA256[:8]}"),
-    *("spill", "spill/thesis", "spill/publish", "spill/duckdb_temp_storage_DEFAULT-0.tmp", f"spill/{_TEMPORARY}"),
-    *(f"snapshots/{number:06d}.duckdb" for number in (1, 2, 3, 4, 5, 6, 99)),
-    *(
-        _TEMPORARY,
-        "snapshots",
-        "tables",
-        "tables/files",
-        f"tables/files/{_PART}.parquet",
-        f"tables/others/{_PART}.parquet",
-    ),
-    *(f"tables/files/{_TEMPORARY}", "tables/files/empty.parquet", "documents", f"documents/{_PART}.parquet"),
-    *("images", "images/incoming", "images/incoming/notes", f"images/incoming/{_TEMPORARY}", "images/01"),
-    f"images/{_SHA256[:2]}/{_SHA256[2:]}.jpg",
-)
-_OBJECT_NAMES: Final = (
-    *(
-        "documents",
-        "images",
-        "images/01",
-        f"images/{_SHA256[:2]}/{_SHA256[2:]}.jpg",
-        "probe",
-        "probe/0123",
-        "probe/thesis",
-    ),
-    *(_TEMPORARY, "thesis.txt"),
-)
+_LAKE_NAMES: Final = f"""
+LOCK SHARES.LOCK RESTORE_IN_PROGRESS run_stats.json README.txt catalog.duckdb ledger.sqlite catalog.duckdb.x
+ledger.sqlite-wal ledger.sqlite-shm ledger.sqlite-journal ledger.sqlite.damaged-20261121T000000000000Z
+ledger.sqlite.damaged-20261121T000000000000Z-{_SHA256[:8]} spill spill/thesis spill/publish spill/{_TEMPORARY}
+spill/duckdb_temp_storage_DEFAULT-0.tmp snapshots/000001.duckdb snapshots/000002.duckdb snapshots/000003.duckdb
+snapshots/000004.duckdb snapshots/000005.duckdb snapshots/000006.duckdb snapshots/000099.duckdb {_TEMPORARY} snapshots
+tables tables/files tables/files/{_PART}.parquet tables/others/{_PART}.parquet tables/files/{_TEMPORARY}
+tables/files/empty.parquet documents documents/{_PART}.parquet images images/incoming images/incoming/notes
+images/incoming/{_TEMPORARY} images/01 images/{_SHA256[:2]}/{_SHA256[2:]}.jpg
+"""
+_OBJECT_NAMES: Final = f"""
+documents images images/01 images/{_SHA256[:2]}/{_SHA256[2:]}.jpg probe probe/0123 probe/thesis {_TEMPORARY} thesis.txt
+tables tables/files
+"""
 _NAMES: Final = {
-    "lake": _LAKE_NAMES,
-    "restored": _LAKE_NAMES,
-    "backup": (
-        *("backup.json", "ledgers", "ledgers/thesis", f"ledgers/{_SHA256}.sqlite", "tables", "tables/files"),
-        *(f"tables/files/{_PART}.parquet.{_SHA256[:16]}", f"documents/{_PART}.parquet.{_SHA256[:16]}", *_OBJECT_NAMES),
-    ),
-    "target": (
-        *("latest.json", "catalog.duckdb", "iceberg-owner.json", "tables", "tables/files"),
-        *(
-            f"tables/files/data/{_PART}-{_SHA256[:12]}.parquet",
-            f"documents/{_PART}-{_SHA256[:12]}.parquet",
-            *_OBJECT_NAMES,
-        ),
-    ),
-    "report": (
-        *(".scanlake-job", "manifest.json", "manifest.csv", "index.html", "SHA256SUMS", "SHA256SUMS.sig"),
-        *("report-0001.pdf", "report-0001.pdf.damaged", _TEMPORARY, "thesis.txt"),
-    ),
-    "pictures": (".scanlake-images", "SHA256SUMS", "manifest.csv", _TEMPORARY, "thesis.txt", "SC-1/snap-1.jpg"),
-    "tables": ("files.parquet", "thesis.txt"),
-    "book.xlsx": ("thesis.txt",),
+    place: names.split()
+    for place, names in {
+        "lake": _LAKE_NAMES,
+        "restored": _LAKE_NAMES,
+        "backup": f"""backup.json ledgers ledgers/thesis ledgers/{_SHA256}.sqlite {_OBJECT_NAMES}
+            tables/files/{_PART}.parquet.{_SHA256[:16]} documents/{_PART}.parquet.{_SHA256[:16]}""",
+        "target": f"""latest.json catalog.duckdb iceberg-owner.json {_OBJECT_NAMES}
+            tables/files/data/{_PART}-{_SHA256[:12]}.parquet documents/{_PART}-{_SHA256[:12]}.parquet""",
+        "report": f""".scanlake-job manifest.json manifest.csv index.html SHA256SUMS SHA256SUMS.sig report-0001.pdf
+            report-0001.pdf.damaged thesis.txt {_TEMPORARY}""",
+        "pictures": f".scanlake-images SHA256SUMS manifest.csv {_TEMPORARY} thesis.txt SC-1/snap-1.jpg",
+        "tables": "files.parquet thesis.txt",
+        "book.xlsx": "thesis.txt",
+    }.items()
 }
 """The names that scanlake uses in each place, and some beside them."""
 _LOADED: Final = ("lake", "backup", "target", "report", "pictures")

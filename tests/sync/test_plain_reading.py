@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.emulator import Emulator, make_quirks
+from pipeline.emulator import PROFILES, Emulator, make_quirks
 from tests.plain_reading import Reading, count, read_service
 from tests.sync.sync_harness import SEED, opened, synced
 
@@ -20,35 +20,19 @@ if TYPE_CHECKING:
 FILES = 60
 STEADY = {"image_urls": "stable", "order": "id-asc"}
 """A plain reader pages by number and compares links, so neither may change between two answers."""
-
-WORLDS: dict[str, tuple[str, dict[str, object]]] = {
-    "extra keys, microseconds": ("seen", {"extra_keys": "many", "precision": "micros"}),
-    "contrary": ("contrary", {"token_location": "both"}),
-    "hostile": ("hostile", {"late_commit_seconds": 0.0}),
-    "sparse": ("sparse", {}),
-    "everything as text": (
-        "seen",
-        {"ids": "string", "flags": "string", "times": "offset", "detail_wrap": "data", "detail_geocoding": "empty"},
-    ),
-    "forms and geocoding in the detail": (
-        "seen",
-        {"detail_forms": "yes", "empties": "null", "detail_geocoding": "full"},
-    ),
-    "all that is odd": (
-        "seen",
-        {
-            "definitions": "lose-steps",
-            "identifiers": "text",
-            "answer_values": "mixed",
-            "escapes": "html",
-            "detail_geocoding": "null",
-            "detail_forms": "empty",
-        },
-    ),
+ODD = (
+    "definitions=lose-steps identifiers=text answer_values=mixed escapes=html detail_geocoding=null detail_forms=empty"
+)
+WORLDS = {
+    "extra keys, microseconds": "extra_keys=many precision=micros",
+    "contrary": "token_location=both",
+    "hostile": "late_commit_seconds=0",
+    "sparse": "",
+    "everything as text": "ids=string flags=string times=offset detail_wrap=data detail_geocoding=empty",
+    "forms and geocoding in the detail": "detail_forms=yes empties=null detail_geocoding=full",
+    "all that is odd": ODD,
 }
-ALONE: dict[str, tuple[str, dict[str, object]]] = {
-    f"{name}={value}": ("seen", {name: value}) for name, value in WORLDS["all that is odd"][1].items()
-}
+ALONE = {option: option for option in ODD.split()}
 
 
 def rows(db: duckdb.DuckDBPyConnection, sql: str) -> list[dict[str, Any]]:
@@ -67,8 +51,9 @@ def as_told(told: Any) -> Any:
 @pytest.mark.parametrize("world", [*WORLDS, *(pytest.param(name, marks=pytest.mark.soak) for name in ALONE)])
 async def test_the_lake_is_as_told(lake: Path, world: str) -> None:
     """The lake has what a plain reader of lists and details is told, no more and no less."""
-    profile, options = (WORLDS | ALONE)[world]
-    async with Emulator(FILES, seed=SEED, quirks=make_quirks(profile, {**STEADY, **options})) as emulator:
+    options = dict(option.split("=") for option in (WORLDS | ALONE)[world].split())
+    quirks = make_quirks(world if world in PROFILES else "seen", STEADY | options)
+    async with Emulator(FILES, seed=SEED, quirks=quirks) as emulator:
         await synced(emulator, lake)
         reading = await asyncio.to_thread(read_service, emulator.base_url, emulator.token)
     with opened(lake) as db:
