@@ -97,6 +97,9 @@ async def test_accepted_deletions_need_files_that_are_deleted(lake: Path) -> Non
             await verified(emulator, lake)
         assert "--accept-deletions" in refused.value.hint
         result = await verified(emulator, lake, ACCEPTED)
+        emulator.lies = [Lie("list: an empty list")]  # hides no more files than a few, and all of them
+        with pytest.raises(ProtocolError, match=r"lacks 5 of 5 files.* not complete"):
+            await verified(emulator, lake, ACCEPTED)
     assert (result.consistent, result.deleted, result.unlisted) == (False, 55, 1)
     assert count_files(lake) == 5
 
