@@ -150,7 +150,7 @@ async def test_rows_of_a_commit_that_failed(lake: Path, monkeypatch: pytest.Monk
 async def test_publishes_during_a_run(lake: Path) -> None:
     """A publish during a run shows whole commits: it waits for the batch that leaves no rows pending."""
     async with Emulator(60, seed=SEED) as emulator:
-        await synced(emulator, lake, commit_every_files=8, publish_every_seconds=0)
+        await synced(emulator, lake, commit_every_files=4, publish_every_seconds=0)
         check_equal(lake, emulator)
     assert count_parts(lake / "tables/files") > 2
     assert asked(lake, "SELECT count(*) FROM snapshot WHERE NOT complete")[0][0] > 2
