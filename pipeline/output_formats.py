@@ -20,7 +20,6 @@ class OutputFormat(StrEnum):
     JSONL = "jsonl"
     PARQUET = "parquet"
     XLSX = "xlsx"
-    DUCKDB = "duckdb"
     DBT = "dbt"
 
 

@@ -1,4 +1,4 @@
-"""`scanlake export`: tables as files, or as one workbook or database."""
+"""`scanlake export`: tables as files, or as one workbook."""
 
 import os
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import typer
 
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.lake.export import FILE_FORMATS, plan_export, run_export
+from pipeline.lake.export import plan_export, run_export
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.reader import open_catalog, run_interruptibly, warn_if_incomplete
 from pipeline.output_formats import OutputFormat, format_option
@@ -28,14 +28,14 @@ class ExportedTables:
 
 
 RESULT: Final = ExportedTables
-_FORMATS: Final = (OutputFormat.PARQUET, OutputFormat.CSV, *FILE_FORMATS.values())
+_FORMATS: Final = (OutputFormat.PARQUET, OutputFormat.CSV, OutputFormat.XLSX)
 
 
 def run(
     context: CommandContext,
     *,
     target: Annotated[
-        Path, typer.Argument(metavar="FOLDER|FILE", help="New or empty folder, or a new file .xlsx or .duckdb.")
+        Path, typer.Argument(metavar="FOLDER|FILE", help="New or empty folder, or a new file that ends in .xlsx.")
     ],
     output_format: Annotated[
         OutputFormat | None,
@@ -51,10 +51,9 @@ def run(
         bool, typer.Option("--no-formula-escape", help="Write CSV values unchanged, also spreadsheet formulas.")
     ] = False,
 ) -> ExitCode:
-    """Write tables to files, or to one workbook or database.
+    """Write tables to files, or to one workbook.
 
-    A folder gets one file per table. A name that ends in .xlsx gets a workbook, in .duckdb a database to mail. All rows
-    come from one snapshot. `publish --to file:///FOLDER` keeps Parquet files up to date.
+    A folder gets one file per table, a name that ends in .xlsx a workbook. All rows come from one snapshot.
 
     A spreadsheet reads CSV text as a formula if it begins with = + - @, a tab or a line end. Such text gets a
     leading '; --no-formula-escape leaves it unchanged. The other formats are always exact.
@@ -74,10 +73,10 @@ def run(
 
 def _choose_format(target: Path, typed: OutputFormat | None) -> OutputFormat:
     """Return the format that the name means, otherwise the typed one. Raises `SettingsError` if they differ."""
-    by_name = FILE_FORMATS.get(target.suffix.lower())
-    if by_name is not None and typed in {None, by_name}:
-        return by_name
-    if by_name is None and typed not in FILE_FORMATS.values():
+    is_workbook = target.suffix.lower() == ".xlsx"
+    if is_workbook and typed in {None, OutputFormat.XLSX}:
+        return OutputFormat.XLSX
+    if not is_workbook and typed is not OutputFormat.XLSX:
         return typed or OutputFormat.PARQUET
-    hint = "Use a name that ends in .xlsx or .duckdb for one file, and --format parquet or csv for a folder."
+    hint = "Use a name that ends in .xlsx for a workbook, and --format parquet or csv for a folder."
     raise SettingsError(f"{target.name} and --format {typed} exclude each other.", hint=hint)
