@@ -118,6 +118,8 @@ class Budget:
         config = session.config
         if hasattr(config, "workerinput"):
             config.workeroutput[_WORKER_KEY] = config.stash.get(LEFT_TO_SOAK, 0)  # type: ignore[attr-defined]
+        elif config.pluginmanager.has_plugin("_cov"):  # what is measured costs half as much again
+            return
         elif self._over or self._costs.total() > MAX_SECONDS:
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
