@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_SECONDS: Final = 900.0
 """Processor seconds of a whole run of `make test`: half as much again as it takes; a loaded machine counts more."""
-MAX_TEST_SECONDS: Final = 2.0
+MAX_TEST_SECONDS: Final = 3.0
 """Processor seconds of one test that is not marked as slow, without its fixtures, which others share."""
 SLOW_MODULES: Final = Path(__file__).with_name("slow_modules.txt")
 """Modules with dear tests, one a line, as `pytest --record-costs` of a whole run on a quiet machine has found them."""

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 
+from pipeline.errors import LakeLockedError, StorageError
 from pipeline.findings import damage
 from pipeline.lake.catalog_sql import describe_format, read_spec, select_rows_sql
 from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, MEMORY_LIMIT
-from pipeline.lake.duckdb_errors import describe_damage, first_line
+from pipeline.lake.duckdb_errors import classify_read_error, describe_damage, first_line
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import describe_os_error, find_file_problem
@@ -89,6 +90,9 @@ class _CatalogCheck:
         except OSError as error:
             return describe_os_error(error)
         except (duckdb.Error, IndexError) as error:
+            failure = classify_read_error(error) if isinstance(error, duckdb.Error) else None
+            if isinstance(failure, StorageError | LakeLockedError):
+                raise failure from error  # a permission, or a session that writes, is no damage
             return f"cannot be read: {describe_damage(error) if isinstance(error, duckdb.Error) else 'no snapshot'}"
 
     def _can_compare(self, spec: CatalogSpec) -> bool:
