@@ -254,3 +254,25 @@ async def test_this_machines_name_means_only_the_services_address() -> None:
         SafeResolver("93.184.215.14", proxy="http://localhost:3128").check_host("localhost")
     with pytest.raises(PrivateAddressError):
         await SafeResolver("93.184.215.14").resolve("localhost", 1)
+
+
+async def test_a_name_means_the_addresses_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A private service's name opens its network, and the proxy's itself; no other private name may be requested."""
+    names = {"two.example": ("93.184.215.14", "10.1.2.4")}
+
+    async def look_up(_: object, host: str, *__: object) -> list[dict[str, Any]]:
+        return [{"host": address} for address in names.get(host, ("10.1.2.3",))]
+
+    monkeypatch.setattr(SafeResolver, "_look_up", look_up)
+    own, public = SafeResolver("files.internal"), SafeResolver("93.184.215.14", proxy="http://proxy.internal:3128")
+    for resolver in (own, public):
+        await resolver.resolve_service_host()
+    own.check_host("10.9.9.9")
+    assert await own.resolve("reports.internal") == await public.resolve("proxy.internal") == [{"host": "10.1.2.3"}]
+    for host in ("169.254.169.254", "127.0.0.1"):
+        with pytest.raises(PrivateAddressError):
+            own.check_host(host)
+    for host in ("inside.internal", "two.example"):
+        for check in (public.resolve, public.check_not_private):
+            with pytest.raises(PrivateAddressError):
+                await check(host)

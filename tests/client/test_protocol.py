@@ -174,7 +174,10 @@ def test_every_form_of_not_found(answer: Response) -> None:
     ("body", "expected"),
     [
         *(({"message": text}, error) for text, error in TEXTS.items()),
-        *(({"code": code, "reason": "x"}, error) for code, error in ((401, AuthenticationError), (500, AttemptError))),
+        *(
+            ({"code": code, "reason": "x"}, error)
+            for code, error in ((401, AuthenticationError), (" 403", AuthenticationError), (500, AttemptError))
+        ),
         ({"status": "error", "reason": "Unauthorized"}, AuthenticationError),
         ({"data": None, "message": "Service temporarily unavailable"}, AttemptError),
     ],

@@ -84,7 +84,10 @@ async def test_a_refetch_of_a_file_that_the_list_lacks(lake: FakeLake) -> None:
 
 
 async def test_a_refetch_of_a_deleted_file(lake: FakeLake) -> None:
-    """A reject that was deleted since gets a tombstone after two lists by its reference, which another file has too."""
+    """A reject that was deleted since gets a tombstone after two lists by its reference, which another file has too.
+
+    A call by id that fails is no evidence.
+    """
     async with Emulator(FILES, seed=SEED) as emulator:
         world = emulator.world
         gone, twin = world.pick_random(2)
@@ -93,6 +96,8 @@ async def test_a_refetch_of_a_deleted_file(lake: FakeLake) -> None:
         world.records[twin].scan_code = reference = world.records[gone].scan_code
         world.by_reference[reference].append(twin)
         world.delete([gone])
+        await run_crawl(emulator, lake, refetches=[RefetchRequest(gone, reference, None, None)])
+        assert lake.deleted == set()
         emulator.set_faults(poison=())
         lists = (await run_crawl(emulator, lake)).lists
         result = await run_crawl(emulator, lake, refetches=refetches(lake))

@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.client.client import Client
 from pipeline.client.errors import RetriesExhaustedError
+from pipeline.crawl import listing
 from pipeline.crawl.crawler import Crawler
 from pipeline.crawl.listing import WindowReader
 from pipeline.crawl.windows import ALL_TIME, Window
@@ -24,12 +25,13 @@ from tests.crawl.crawl_harness import LIST_ONLY, FakeLake, crawl_exactly, know_n
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pipeline.crawl.models import CrawlOptions
+    from pipeline.crawl.models import CrawlOptions, Identity
     from tests.client.scripted_server import Scripted
     from tests.crawl.crawl_harness import CrawlRun
 
 SEED: Final = 9
 FILES: Final = 110
+_SECOND: Final = 1_714_885_505  # 2024-05-05T05:05:05Z
 
 _NONE: Final[dict[str, Any]] = {"paging": "none"}
 _BARE: Final[dict[str, Any]] = {"paging": "bare", "order": "shuffled"}
@@ -135,13 +137,24 @@ async def test_windows_ignored() -> None:
             assert emulator.counts["list"] < 25
 
 
-ROUND: Final[dict[str, Callable[[int], dict[str, Any]]]] = {
-    "two pages without end": lambda page: {"data": _page(page % 2), "next_page_url": "x"},
-    "one page without end": lambda _: {"data": _page(0), "next_page_url": "x"},
-    "empty pages": lambda _: {"data": [], "next_page_url": "x"},
-    "a wrong total": lambda page: {"data": _page(0) if page == 1 else [], "total": 10**9},
-    "the page is ignored": lambda _: {"data": _page(0), "total": 120, "current_page": 1, "last_page": 3},
-    "a wrong page number": lambda page: {"data": _page(page % 3), "current_page": 1, "last_page": 9},
+ROUND: Final[dict[str, tuple[str, Callable[[int], dict[str, Any]]]]] = {
+    "two pages without end": ("page 3 repeats", lambda page: {"data": _page(page % 2), "next_page_url": "x"}),
+    "one page without end": ("page 2 repeats", lambda _: {"data": _page(0), "next_page_url": "x"}),
+    "new pages without end": ("page 40 of one list", lambda page: {"data": _page(page), "next_page_url": "x"}),
+    "empty pages": ("3 empty pages", lambda _: {"data": [], "next_page_url": "x"}),
+    "empty pages at the end": (
+        "3 empty pages",
+        lambda page: {"data": _page(0) if page == 1 else [], "next_page_url": "x"},
+    ),
+    "a wrong total": ("3 empty pages", lambda page: {"data": _page(0) if page == 1 else [], "total": 10**9}),
+    "the page is ignored": (
+        "page 3 repeats",
+        lambda _: {"data": _page(0), "total": 120, "current_page": 1, "last_page": 3},
+    ),
+    "a wrong page number": (
+        "page 4 repeats",
+        lambda page: {"data": _page(page % 3), "current_page": 1, "last_page": 9},
+    ),
 }
 
 
@@ -150,17 +163,55 @@ def _page(number: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", ROUND)
-async def test_a_list_without_an_end(case: str) -> None:
-    """A list that repeats its pages, or announces pages without end, is a protocol error after some calls."""
+async def test_a_list_without_an_end(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list that repeats its pages, or announces pages without end, is a protocol error after some calls.
+
+    In a window that cannot be split the error says why.
+    """
+    monkeypatch.setattr(listing, "_MAX_PAGES", 40)
+    monkeypatch.setattr(listing, "_MAX_SAMPLED_FILES", 1_000)
+    reason, page = ROUND[case]
 
     def respond(asked: Asked) -> bytes:
-        return answer(ROUND[case](int(asked.query.get("page", "1"))))
+        return answer(page(int(asked.query.get("page", "1"))))
+
+    for window, message in ((ALL_TIME, "GET /files"), (Window(_SECOND - 1, _SECOND + 2), f"GET /files: {reason}")):
+        async with scripted(respond) as server, Client(server.base, "secret") as client:
+            crawl = Crawler(client, LIST_ONLY, run_id="r", lookup=know_nothing, now_us=lambda: 1_800_000_000 * SECOND)
+            with pytest.raises(ProtocolError, match=message):
+                await crawl.run([window], _nowhere)
+            assert len(server.asked) < 50, case
+
+
+async def test_a_total_that_counts_too_many_files(lake: FakeLake) -> None:
+    """A sampled list with fewer files than its total ends there, and every file arrives."""
+    held: list[dict[str, Any]] = [
+        {"id": n, "scan_code": f"S{n}", "updated_at": f"2024-{1 + n // 28:02}-{1 + n % 28:02}T00:00:00Z"}
+        for n in range(300)
+    ]
+
+    def respond(asked: Asked) -> bytes:
+        low, high = asked.query.get("updated_start", ""), asked.query.get("updated_end", "9")
+        shown = [item for item in held if low <= item["updated_at"] <= high]
+        size, page = int(asked.query["limit"]), int(asked.query.get("page", "1"))
+        return answer({"data": shown[size * (page - 1) : size * page], "total": 100 * len(shown)})
 
     async with scripted(respond) as server, Client(server.base, "secret") as client:
-        crawl = Crawler(client, LIST_ONLY, run_id="r", lookup=know_nothing, now_us=lambda: 1_800_000_000 * SECOND)
-        with pytest.raises(ProtocolError):
-            await crawl.run([ALL_TIME], _nowhere)
-        assert len(server.asked) < 200, case
+        await _crawl(server, client, lake, LIST_ONLY)
+        assert set(lake.stored) == set(range(300))
+        assert len(server.asked) < 120
+
+
+@pytest.mark.parametrize(("identity", "is_found"), [("id", True), ("file_id", False)])
+async def test_a_number_that_is_the_id_of_another_file(identity: Identity, is_found: bool) -> None:  # noqa: FBT001
+    """If instances are the keys, a file's number finds no other file by its id; a list that is not filtered ends."""
+    pages = [{"data": [{"id": 7, "file_id": 8, "scan_code": "S1"}]}, {"data": _page(1), "next_page_url": "x"}]
+    async with scripted([answer(page) for page in pages]) as server, Client(server.base, "secret") as client:
+        reader = WindowReader(client, replace(LIST_ONLY, identity=identity), lambda: 0)
+        assert (await reader.find_item(7, "S1", None) is not None) == is_found
+        asked_before = len(server.asked)
+        assert await reader.find_item(7, "S999", None) is None
+        assert len(server.asked) == asked_before + 1
 
 
 async def test_files_that_only_the_total_has() -> None:

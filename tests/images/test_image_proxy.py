@@ -70,14 +70,16 @@ async def test_a_proxy_is_no_way_to_private_addresses(tmp_path: Path, monkeypatc
     def known(host: str, *given: Any, **more: Any) -> Any:
         if host == "images.invalid":  # no name server of this machine may be asked by a test
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        if host == "inside.example":
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.7", 443))]
         return real(host, *given, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", known)
     async with proxied("403 Forbidden") as proxy:
         options = ClientOptions(max_attempts=1, proxy=proxy.address)
         async with ImageClient("https://service.example", "token", options=options, time_source=TimeSource()) as asking:
-            for private in ("https://localhost/1.jpg", "https://10.0.0.7/1.jpg", "https://[::1]/1.jpg"):
-                link = asking.check(private)
+            for private in ("localhost", "10.0.0.7", "[::1]", "inside.example"):
+                link = asking.check(f"https://{private}/1.jpg")
                 if not isinstance(link, RefusedImage):
                     link = await asking.download(link, IncomingFile(tmp_path))  # type: ignore[assignment]
                 assert isinstance(link, RefusedImage), private

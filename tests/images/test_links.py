@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 from zlib import crc32
 
 import pytest
 
 from pipeline.client import image_downloads
 from pipeline.client.image_client import ImageClient
-from pipeline.client.image_downloads import RefusedImage, find_type
+from pipeline.client.image_downloads import DownloadedImage, ImageDownload, RefusedImage, find_type
 from pipeline.client.options import ClientOptions
+from pipeline.client.protocol import Response
 from pipeline.images.decoding import UndecodableError, read_content
 from pipeline.lake.image_store import IncomingFile
 from tests.client.scripted_server import Scripted, answer, scripted
@@ -20,6 +22,8 @@ from tests.rows import every
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pipeline.client.image_downloads import ImageTarget
 
 _TOKEN = "Tok3n-of-the-service"
 _JPEG = b"\xff\xd8\xff\xe0" + bytes(60)
@@ -42,6 +46,18 @@ def test_the_first_bytes_tell_the_type(head: bytes, mime: str | None) -> None:
     """A picture is known by its content, and a text is none."""
     found = find_type(head)
     assert (found and found.mime) == mime
+
+
+@every("size", [4, 31, 32, 64])
+def test_a_picture_that_arrives_byte_by_byte_is_whole(size: int) -> None:
+    """A picture is stored from its first byte, however small it is and however its start is cut."""
+    target = SimpleNamespace(stored=b"")
+    target.write = lambda part: setattr(target, "stored", target.stored + part)
+    download, picture = ImageDownload(cast("ImageTarget", target)), (_JPEG + bytes(size))[:size]
+    assert all(download.write(picture[at : at + 1]) for at in range(size))
+    result = download.result(Response(200, {}, b""))
+    assert isinstance(result, DownloadedImage)
+    assert (result.bytes, target.stored) == (size, picture)
 
 
 def test_a_picture_of_too_many_pixels_is_not_decoded(tmp_path: Path) -> None:
@@ -79,6 +95,7 @@ def _redirect(location: str) -> bytes:
         (_redirect("https://10.0.0.1/x.jpg"), "private address"),
         (_redirect("file:///etc/passwd"), "not plain http or https"),
         (_redirect(f"https://images.example/?key={_TOKEN}"), "contains the token"),
+        (_redirect("/1.jpg"), "redirected more than 5 times"),
         (answer(b"", headers=[("Content-Type", "image/jpeg")]), "an empty body"),
         (answer(b"<html></html>" * 9, headers=[("Content-Type", "image/jpeg")]), "no picture"),
         (answer(_JPEG * 1_000, headers=[("Content-Type", "image/jpeg")]), "more than 10,000 bytes"),
@@ -98,6 +115,6 @@ async def test_what_is_no_picture_is_refused(
         assert isinstance(result, RefusedImage)
         assert reason in result.reason
         assert _TOKEN not in result.reason
-        assert [request.path for request in server.asked] == ["/1.jpg"]
+        assert [request.path for request in server.asked] == ["/1.jpg"] * (6 if "5 times" in reason else 1)
         assert os.listdir(tmp_path) == []  # noqa: PTH208 - no path is needed
         assert all(_TOKEN not in str(request) for request in server.asked)

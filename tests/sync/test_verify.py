@@ -13,6 +13,8 @@ from pipeline.run_summaries import format_verification
 from pipeline.sync.verify import VerifyMode
 from schemas.timestamps import SECOND
 from tests.processes import ran
+from tests.stateful import lies
+from tests.stateful.lies import Lie, LyingEmulator
 from tests.sync.sync_harness import SEED, asked, check_equal, count_files, opened, synced, tampered, verified
 
 if TYPE_CHECKING:
@@ -98,6 +100,26 @@ async def test_absence_needs_more_evidence(lake: Path) -> None:
         proof = await verified(emulator, lake)
     assert (proof.deleted, proof.unlisted) == (0, 5)
     assert asked(lake, "SELECT count(*) FROM file_version WHERE NOT deleted") == [(15,)]
+
+
+async def test_what_a_verify_cannot_repair_is_not_equal(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing file that is deleted while it is fetched leaves a lake unproven; the next verify proves it."""
+    async with LyingEmulator(10, seed=SEED) as emulator:
+        world = emulator.world
+
+        def vanish(answer: lies.Answer) -> None:
+            if answer.body["id"] in new:
+                world.delete(new)
+                answer.say({"response": "error", "status": "NO FILE FOUND"}, 404)
+
+        monkeypatch.setitem(lies.DETAILS, "vanish", vanish)
+        await synced(emulator, lake)
+        new = world.create(1)
+        world.touch(new, at=min(record.updated for record in world.records.values()))
+        emulator.lies = [Lie("detail: vanish")]
+        proof = await verified(emulator, lake)
+        assert (proof.missing, proof.consistent, count_files(lake)) == (1, False, 10)
+        assert (await verified(emulator, lake)).consistent
 
 
 async def test_deep_compares_contents(lake: Path) -> None:
