@@ -66,16 +66,17 @@ async def test_the_first_and_the_next_sync_cost_what_was_said(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("files", "quirks", "settings"),
     [
+        (0, Quirks(), {}),
         (50, Quirks(), {}),  # they just fill a page
         (1_100, Quirks(), {"includes": ()}),  # of more pages than are read for a plan
         (320, Quirks(paging="none"), {}),  # a list without counts is read to its end
     ],
-    ids=["page", "long", "uncounted"],
+    ids=["empty", "page", "long", "uncounted"],
 )
 async def test_lists_of_any_length_are_counted(
     files: int, quirks: Quirks, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The list calls are right for a full page, a list that is looked at in part, and one without counts."""
+    """The list calls are right for no file, a full page, a list that is looked at in part, and one without counts."""
     if settings:
         monkeypatch.setattr(plan, "_MAX_PAGES", 3)
     settings = settings | {"fetch_details": "never"}
@@ -87,6 +88,7 @@ async def test_lists_of_any_length_are_counted(
     assert told.files_in_service == (None if quirks.paging == "none" else files)
     assert told.list_calls == pytest.approx(happened.requests["list"], rel=FIFTH, abs=0 if files == 50 else 3)
     assert told.calls_made <= (20 if files == 320 else 5)
+    assert (told.disk_bytes is None) == (files == 0)
     assert told.seconds is None, "without a rate it does not guess"
 
 
