@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
+from pipeline.atomic_files import temp_name
 from pipeline.errors import ExitCode
 from pipeline.findings import Severity
 from tests.findings import printed_lines
@@ -104,7 +105,7 @@ def test_a_repair_that_reads_no_data_takes_what_it_sees(lake: Path) -> None:
 def test_what_a_stopped_run_did_not_commit_is_not_unlisted(pictured: PicturedLakes, lake: Path) -> None:
     """A complete picture whose row is not committed is no unknown file; the next run commits it without a call.
 
-    One that a power loss has cut off is removed.
+    One that a power loss has cut off is removed, as one in flight is; a file of others stays.
     """
     with closing(sqlite3.connect(lake / "ledger.sqlite")) as ledger, ledger:
         columns = "file_id, upload_id, kind, sha256, path"
@@ -115,12 +116,15 @@ def test_what_a_stopped_run_did_not_commit_is_not_unlisted(pictured: PicturedLak
     incoming.hardlink_to(lake / row[4])
     cut = incoming.with_name(f"1.1.image.{'0' * 64}")
     cut.write_bytes(incoming.read_bytes()[:-1])
+    for name in (temp_name("download"), "notes.txt"):
+        incoming.with_name(name).write_text("mine")
     answer = called(lake, "check", "--json")
-    assert (answer.code, printed_lines(answer.json, "lake", Severity.WARNING)) == (ExitCode.OK, [])
+    found = ["images/incoming/notes.txt: unknown file, not changed"]
+    assert (answer.code, printed_lines(answer.json, "lake", Severity.WARNING)) == (ExitCode.OK, found)
     answer = called(lake, "images", "--thumbnails", "--json", **pictured.service)
     assert (answer.code, answer.json["adopted"], answer.json["requests"]) == (ExitCode.OK, 1, {})
     assert stored(lake) == set(pictured.truth)
-    assert not cut.exists()
+    assert [path.name for path in incoming.parent.iterdir()] == ["notes.txt"]
 
 
 def test_purge_erases_the_pictures_that_no_other_file_has(lake: Path) -> None:

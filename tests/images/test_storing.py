@@ -22,7 +22,7 @@ from PIL import Image
 from pipeline.errors import StorageError
 from pipeline.images.storing_pool import StoringPool
 from pipeline.lake.image_records import ImageKey, ImageKind
-from pipeline.lake.image_store import CompleteDownload, ImageStore
+from pipeline.lake.image_store import CompleteDownload, ImageStore, IncomingFile
 from pipeline.lake.layout import LakeLayout
 from tests.processes import children_of
 
@@ -121,15 +121,33 @@ def _has_open(pid: int, path: Path) -> bool:
 def test_a_pool_without_workers_stores_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A system that refuses processes only slows a run down. A pool that was not started starts with the first files.
 
-    These are the complete downloads of a killed run, before anybody knows how many images the run has.
+    These are the complete downloads of a killed run, before anybody knows how many images the run has. A file with
+    another content in the place of a picture is kept under another name.
     """
     with _pool(tmp_path / "late") as (pool, layout):
         assert _sizes(pool.store((_download(layout, "1", _picture(1)),))) == [41]
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
     with _pool(tmp_path, images=800) as (pool, layout):
         file = _download(layout, "1", _picture(1))
+        target = tmp_path / file.name
+        target.parent.mkdir()
+        target.write_bytes(b"other content")
         assert _sizes(pool.store((file,))) == [41]
-    assert (tmp_path / file.name).read_bytes() == _picture(1)
+    assert target.read_bytes() == _picture(1)
+    assert [kept.read_bytes() for kept in target.parent.glob("*.damaged-*")] == [b"other content"]
+
+
+def test_a_large_body_that_is_asked_for_again(tmp_path: Path) -> None:
+    """After an attempt that broke off, the file of a large picture has just the bytes of the next one."""
+    file, bodies = IncomingFile(tmp_path), (b"a" * 3_000_000, b"b" * 2_000_001)
+    for body in bodies:
+        file.reset()
+        for start in range(0, len(body), 65_536):
+            file.write(body[start : start + 65_536])
+    done = file.finish(ImageKey(1, 1, ImageKind.IMAGE), "image/jpeg", "jpg")
+    assert (done.sha256, done.bytes) == (hashlib.sha256(bodies[1]).hexdigest(), 2_000_001)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [bodies[1]]
+    assert done.path.exists()
 
 
 def test_a_worker_that_cannot_write_says_so(tmp_path: Path) -> None:

@@ -78,29 +78,32 @@ def lake_of_nobody(two_files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @contextmanager
 def as_nobody() -> Iterator[None]:
-    """Let this process have the rights of a user who owns nothing else."""
+    """Let this process have the rights of a user who owns nothing else, also in `os.access`."""
     groups = os.getgroups()
     os.setgroups([])
-    os.setegid(NOBODY)
-    os.seteuid(NOBODY)
+    os.setresgid(NOBODY, NOBODY, 0)
+    os.setresuid(NOBODY, NOBODY, 0)
     try:
         yield
     finally:
-        os.seteuid(0)
-        os.setegid(0)
+        os.setresuid(0, 0, 0)
+        os.setresgid(0, 0, 0)
         os.setgroups(groups)
 
 
 @pytest.mark.parametrize(
     ("name", "mode"),
-    sample(
-        [
-            *((name, 0o555) for name in ("..", ".", "tables/files", "tables/uploads", "documents", "snapshots")),
-            *((name, mode) for name in ("ledger.sqlite", "LOCK") for mode in (0o444, 0)),
-            *((name, 0) for name in (".", "tables", "snapshots", "documents")),
-        ],
-        4,
-    ),
+    [
+        *(("ledger.sqlite", mode) for mode in (0o444, 0)),
+        *sample(
+            [
+                *((name, 0o555) for name in ("..", ".", "tables/files", "tables/uploads", "documents", "snapshots")),
+                *(("LOCK", mode) for mode in (0o444, 0)),
+                *((name, 0) for name in (".", "tables", "snapshots", "documents")),
+            ],
+            4,
+        ),
+    ],
 )
 def test_a_permission_that_is_taken_and_given_back(lake_of_nobody: Path, name: str, mode: int) -> None:
     """Without the permission a run ends with exit 7 and the full path; with it the next run and check are well."""
@@ -119,6 +122,7 @@ def test_a_permission_that_is_taken_and_given_back(lake_of_nobody: Path, name: s
                 check = called(lake, "check", "--json", **service)
                 assert check.code in codes, check
                 assert '"exit_code": 9' not in check.out
+                assert ("cannot be written" in check.out) is (bool(service) and name in {"..", "."})
     path.chmod(before)
     with as_nobody():
         assert write(lake) == (0, "")
@@ -145,16 +149,18 @@ def test_a_full_disk_is_not_damage(lake: Path, tmp_path: Path, killed: bool) -> 
         kill_with_log(lake)
     results = {}
     publish = f"publish --to file://{tmp_path}/target"
-    for command in ("check --json", publish, "repair", "repair --dry-run", "rebuild", "purge 11"):
+    export = f"export {tmp_path}/out --format parquet"
+    for command in ("check --json", publish, export, "repair", "repair --dry-run", "rebuild", "purge 11"):
         with file_size_limit(0):
             answer = called(lake, *command.split())
         results[command] = answer.code
         assert answer.code != 9, answer
         assert '"exit_code": 9' not in answer.out
-        assert command in {"check --json", "repair --dry-run"} or str(lake) in answer.err, answer
+        assert command in {"check --json", "repair --dry-run", export} or str(lake) in answer.err, answer
         assert not list(lake.glob("ledger.sqlite.*"))
     assert results["check --json"] == results["repair --dry-run"] == 0
-    assert {results[command] for command in (publish, "repair", "purge 11")} == {7}, results
+    assert {results[command] for command in (publish, export, "repair", "purge 11")} == {7}, results
+    assert not list(tmp_path.glob("*out*"))
     assert told(lake, "repair").startswith("ok: ")
     assert write(lake) == (0, "")
     assert checked(lake, read_data=True).damage == []

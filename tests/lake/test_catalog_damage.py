@@ -14,7 +14,7 @@ import duckdb
 import pytest
 
 from pipeline.cli import main
-from pipeline.errors import ExitCode
+from pipeline.errors import ExitCode, LakeCorruptedError
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
@@ -55,13 +55,11 @@ def _flip(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
-def _flip_rows(path: Path) -> None:
-    """Flip a bit of the rows of table `files`."""
+def _flip_rows(path: Path, table: str = "files", column: str = "scan_code") -> None:
+    """Flip a bit of the rows of a table."""
     with duckdb.connect(str(path), read_only=True) as db:
-        blocks = (
-            "SELECT min(block_id) FROM pragma_storage_info('files') WHERE block_id > 0 AND column_name = 'scan_code'"
-        )
-        ((block,),) = db.execute(blocks).fetchall()
+        blocks = "SELECT min(block_id) FROM pragma_storage_info(?) WHERE block_id > 0 AND column_name = ?"
+        ((block,),) = db.execute(blocks, [table, column]).fetchall()
         ((size,),) = db.execute("SELECT block_size FROM pragma_database_size()").fetchall()
     _flip(path, _BLOCKS_START + block * size + size // 2)
 
@@ -177,6 +175,44 @@ def _copy(lake: Path, target: Path) -> Path:
     return Path(shutil.copytree(lake, target / lake.name))
 
 
+def test_a_catalog_of_another_version_is_not_compared(lakes: Path, tmp_path: Path) -> None:
+    """After an upgrade the rows of the former version's catalog are no damage."""
+    lake = _copy(lakes / "lake", tmp_path)
+    (lake / "catalog.duckdb").chmod(0o600)
+    changed = "UPDATE uploads SET id = 7 WHERE file_id = 2; UPDATE meta._freshness SET catalog_format = 'former'"
+    _as_published(_execute(changed))(lake / "catalog.duckdb")
+    assert told(lake, "repair", "--dry-run").startswith("ok: ")
+
+
+def test_a_catalog_that_lacks_a_file_is_not_updated(lakes: Path, tmp_path: Path) -> None:
+    """A publish whose copy of the catalog would have fewer files than the ledger writes the catalog anew."""
+    lake = _copy(lakes / "lake", tmp_path)
+    (lake / "catalog.duckdb").chmod(0o600)
+    _as_published(_execute("DELETE FROM files WHERE file_id = 2"))(lake / "catalog.duckdb")
+    with Lake(lake, doing="test") as held:
+        commit(held, {5: 3}, stamp=4)
+        held.publish("run", at=AT + 4, complete=True, watermark=AT + 4)
+    assert _read(lake / "catalog.duckdb")["files"].total() == _FILES - 1
+
+
+def test_rows_that_a_lost_ledger_needs(lakes: Path, tmp_path: Path) -> None:
+    """Without a ledger a catalog whose rows are damaged gives place to a snapshot; without one nothing is written."""
+    lake = _copy(lakes / "lake", tmp_path)
+    (lake / "ledger.sqlite").unlink()
+    expected = _read(lake / "catalog.duckdb")
+    *_, newest = sorted((lake / "snapshots").glob("*.duckdb"))
+    intact = newest.read_bytes()
+    for path in (lake / "catalog.duckdb", *(lake / "snapshots").glob("*.duckdb")):
+        path.chmod(0o600)
+        _flip_rows(path, "physical.parts", "name")
+    with pytest.raises(LakeCorruptedError), Lake(lake, doing="sync"):
+        pass
+    assert not (lake / "ledger.sqlite").exists()
+    newest.write_bytes(intact)
+    told(lake, "repair")
+    assert _read(lake / "catalog.duckdb") == expected
+
+
 def test_a_file_of_sqlite_is_damage_for_every_reader(
     lakes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,6 +246,7 @@ def test_a_lost_catalog_is_named_and_repaired(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     with Lake(lake, doing="test") as made:
         commit(made, {1: 1, 2: 1})
+        assert "has no catalog yet: no sync has published" in told(lake, "query", "FROM files", code=ExitCode.USAGE)
         made.publish("", at=AT, complete=True, watermark=AT)
     (lake / "catalog.duckdb").unlink()
     shutil.rmtree(lake / "snapshots")

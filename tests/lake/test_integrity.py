@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,8 +29,6 @@ from tests.soaking import draw_seed
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.lake.history import History
 
 
@@ -147,13 +147,16 @@ async def test_damaged_documents_are_fetched_again_just_those(
 
 
 def test_damaged_catalogs(history: History, lake: Path) -> None:
-    """A damaged catalog is published anew, a damaged snapshot is dropped, and both are named."""
-    oldest, *_ = sorted((lake / "snapshots").glob("*.duckdb"))
+    """A damaged catalog is published anew, a damaged or wrong snapshot is dropped, and each is named."""
+    oldest, older, *_ = sorted((lake / "snapshots").glob("*.duckdb"))
+    older.unlink()
+    shutil.copyfile(oldest, older)
     flip(oldest)
     flip(lake / "catalog.duckdb", 0.3)
-    found = {each.subject: each.repair for each in checked(lake).damage}
-    assert found.keys() == {"catalog.duckdb", f"snapshots/{oldest.name}"}
-    assert found["catalog.duckdb"].startswith("published again")
+    found = {each.subject: each for each in checked(lake).damage}
+    assert found.keys() == {"catalog.duckdb", f"snapshots/{oldest.name}", f"snapshots/{older.name}"}
+    assert found[f"snapshots/{older.name}"].problem == f"shows snapshot {int(oldest.stem)}"
+    assert (found["catalog.duckdb"].repair or "").startswith("published again")
     assert not oldest.exists()
     assert differing_rows(history.today.lake, lake) == []
     assert checked(lake, read_data=True, mend=False).damage == []
@@ -189,10 +192,11 @@ def test_compaction_names_a_damaged_part(history: History, tmp_path: Path, monke
     monkeypatch.setattr(compaction, "_MAX_SMALL_RAW_PARTS", 2)
     monkeypatch.setattr(compaction, "MAX_SUPERSEDED_RATIO", -1)
     monkeypatch.setattr(compaction, "MIN_SUPERSEDED", 0)
-    for number, folder in enumerate(("documents", "tables/uploads")):
+    cases = [(folder, damage) for folder in ("documents", "tables/uploads") for damage in (flip, Path.unlink)]
+    for number, (folder, damage) in enumerate(cases):
         lake = copy_lake(history.today.lake, tmp_path / f"{number}")
         damaged = min((lake / folder).glob("0*.parquet"))
-        flip(damaged)
+        damage(damaged)
         with Lake(lake, doing="test") as held, capture_logs() as events:
             compact_if_due(held, Settings(lake=lake))
         assert [event["event"] for event in events] == ["compaction.failed"]

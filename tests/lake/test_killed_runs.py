@@ -7,8 +7,12 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+import pytest
+
+from pipeline.errors import StorageError
+from pipeline.lake import layout as layout_module
 from pipeline.lake.lake import Lake
-from pipeline.lake.layout import LakeLayout, describe_lock_owner, lock_lake, lock_lake_for_reading
+from pipeline.lake.layout import LakeLayout, describe_lock_owner, is_lake_locked, lock_lake, lock_lake_for_reading
 from pipeline.lake.models import RunRecord
 from schemas.timestamps import now_us
 from tests.lake.lake_builder import AT
@@ -42,6 +46,10 @@ def test_a_run_without_a_process_is_not_running(lake: Path) -> None:
         note = json.loads((lake / "LOCK").read_text())
         (lake / "LOCK").write_text(json.dumps({**note, "since": "2100-01-01T00:00:00Z"}))
         assert read_state(lake)[0] == "interrupted", "another process has held the lock since"
+        (lake / "LOCK").write_text(json.dumps({**note, "since": "then"}))
+        assert read_state(lake)[0] == "running"  # nobody knows since when it is held
+        (lake / "LOCK").write_text("")
+        assert describe_lock_owner(LakeLayout(lake)) == "a run that has just started"
     (lake / "LOCK").write_text(json.dumps({**note, "host": "elsewhere"}))
     assert read_state(lake)[0] == "running"  # another machine's lock cannot be seen from here
 
@@ -68,3 +76,17 @@ def test_a_lock_for_reading_is_not_of_the_last_run(lake: Path) -> None:
         assert describe_lock_owner(LakeLayout(lake)).startswith("check, which reads")
     assert (lake / "LOCK").read_bytes() == note
     told(lake, "repair")
+
+
+def test_a_lock_that_cannot_be_seen_is_not_free(lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Linux's list of locks the lock itself is tried; an error of the file system is no answer, but raised."""
+    layout = LakeLayout(lake)
+    with monkeypatch.context() as patch:
+        patch.setattr(layout_module, "_PROC_LOCKS", tmp_path / "missing")
+        assert not is_lake_locked(layout)
+        with lock_lake(layout, "sync"):
+            assert is_lake_locked(layout)
+    layout.lock.unlink()
+    layout.lock.symlink_to("LOCK")
+    with pytest.raises(StorageError, match="LOCK: Too many levels of symbolic links"):
+        is_lake_locked(layout)

@@ -200,24 +200,27 @@ def test_rejects_and_orders_survive(lake: Path) -> None:
     (lake / "ledger.sqlite").unlink()
     with Lake(lake, doing="sync"):
         pass
+    assert "1 reject in meta.rejects" in told(lake, "check")
     assert asked(lake, "SELECT document FROM reject") == [(b"\xff\x00\xfe",)]
     assert asked(lake, "SELECT job, state FROM report_job") == [("j", "open")]
 
 
-@every("damage", ["middle", "head", "text", "empty"])
+@every("damage", ["middle", "head", "text", "empty", "free list"])
 def test_a_damaged_ledger_is_moved_aside(damage: str, two_files: Path, tmp_path: Path) -> None:
     """A damaged ledger stops a run with exit 9; check names it, repair keeps it under another name and rebuilds it."""
     lake = copy_lake(two_files, tmp_path / damage)
     content = bytearray((lake / "ledger.sqlite").read_bytes())
     if damage == "head":
         content[:4096] = bytes(4096)
+    elif damage == "free list":
+        content[36:40] = b"\0\0\0\x09"
     elif damage == "middle":
         content[8192:] = b"\xa5" * (len(content) - 8192)
     damaged = {"empty": b"", "text": b"not a ledger\n" * 500}.get(damage, bytes(content))
     (lake / "ledger.sqlite").write_bytes(damaged)
     with pytest.raises(LakeCorruptedError, match="empty" if damage == "empty" else r"ledger\.sqlite"):
         checked(lake, mend=False)
-    if damage != "empty":
+    if damage not in {"empty", "free list"}:
         with pytest.raises(LakeCorruptedError, match=r"ledger\.sqlite") as told, Lake(lake, doing="sync") as held:
             held.ledger.begin_run(RunRecord("r", "sync", "0", AT))
         assert told.value.exit_code == 9

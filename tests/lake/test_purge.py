@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import sys
 from contextlib import closing
@@ -12,11 +13,13 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.atomic_files import damaged_name, temp_name
 from pipeline.errors import SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
 from pipeline.lake.purge import purge
 from pipeline.lake.rollback import plan_rollback, roll_back
+from pipeline.maintenance.repair import repair_files
 from tests.lake.corruption import checked
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit, facts, insert_reject, state, undeclared_parts
@@ -93,6 +96,10 @@ async def test_nothing_of_it_is_found(history: History, tmp_path: Path) -> None:
             db.execute("DELETE FROM reject WHERE reject_key = 'y'")
             db.commit()
         words.append("h3aled")
+        shutil.copy(lake / "ledger.sqlite", lake / damaged_name("ledger.sqlite"))
+        spilled = lake / "spill" / temp_name("duckdb")  # of a killed run
+        spilled.mkdir(parents=True)
+        (spilled / "duckdb_temp_storage").write_text(words[0])
         before = everything(lake)
         assert len(words) > 5
         assert all(word in before for word in words)
@@ -133,8 +140,11 @@ def test_a_killed_purge_is_finished(two_files: Path, tmp_path: Path) -> None:
                 run = RunRecord("20260101T000000Z-abcdef", "rollback", "0", AT)
                 with pytest.raises(SettingsError, match="A purge was killed"):
                     roll_back(held, plan_rollback(held, 1), run=run)
-            if number % 2:
+            if number == 3:
+                repair_files(held)
+            elif number % 2:
                 held.republish(at=AT)
+            if number % 2:
                 assert held.ledger.properties.purge_in_progress is None
                 assert ("ref 11" in everything(lake)) is (in_progress is None and not is_done)
         purged(lake, 11)

@@ -103,6 +103,9 @@ def test_every_row_is_the_same(history: History, lake: Path, monkeypatch: pytest
     elsewhere = rebuilt(lake, run_elsewhere)
     assert rows(lake) == before
     assert (elsewhere.files, elsewhere.rows, elsewhere.parts_after) == (done.files, done.rows, done.parts_after)
+    monkeypatch.setattr(rebuild_module, "_FILES_PER_PART", 7)
+    assert rebuilt(lake).parts_after > done.parts_after
+    assert rows(lake) == before
     parts = sorted(lake.glob("tables/*/*"))
     with pytest.raises(ScanlakeError, match="the cluster is gone"):
         rebuilt(lake, run_and_fail)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.atomic_files import sha256_file
-from pipeline.lake import row_buffer
+from pipeline.lake import parts, row_buffer
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.row_buffer import RowBuffer
 from schemas.tables import TABLES
@@ -18,8 +19,6 @@ from tests.lake.lake_builder import rows
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pyarrow as pa
 
 RUN = "20261121T000000Z-abc123"
 
@@ -85,3 +84,13 @@ def test_it_is_full(tmp_path: Path) -> None:
             buffer.write()
             found.append(buffer.is_full)
     assert found == [False, True, False] * 2
+
+
+def test_row_groups_do_not_depend_on_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of any size become row groups without a lost, doubled or moved row."""
+    monkeypatch.setattr(parts, "ROW_GROUP_ROWS", 5)
+    table = pa.table({"n": range(20)})
+    batches = [table.slice(start, length).to_batches()[0] for start, length in ((0, 3), (3, 4), (7, 12), (19, 1))]
+    groups = [group["n"].to_pylist() for group in parts.row_groups(batches, table.schema)]
+    assert [number for group in groups for number in group] == list(range(20))
+    assert [len(group) for group in groups[:2]] == [5, 5]
