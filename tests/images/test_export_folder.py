@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pytest
 
-from pipeline.atomic_files import lock_file
+from pipeline.atomic_files import lock_file, temp_name
 from pipeline.errors import ExitCode, LakeLockedError, SettingsError, StorageError
 from pipeline.images import image_export
 from pipeline.images.image_export import MARKER, choose_name, export_images, select_images
@@ -110,6 +110,21 @@ def test_what_belongs_to_others_stops_the_export(tmp_path: Path) -> None:
     assert list_sums(out) == {"SC-0/snap-1.jpg"}
 
 
+def test_a_later_export_removes_only_what_one_has_left(tmp_path: Path) -> None:
+    """Temporary files of killed exports go, no others, and a changed list of checksums leads to no file elsewhere."""
+    lake, out, rows = tmp_path / "lake", tmp_path / "out", [picture(tmp_path / "lake", 0)]
+    export(lake, rows)
+    mine, kept, left = tmp_path / "mine.jpg", out / "SC-0" / ".keep.tmp", out / "SC-0" / temp_name("snap-1.jpg")
+    for path in (mine, kept, left):
+        path.write_bytes(b"mine")
+    (out / "link").symlink_to(tmp_path)
+    with (out / SUMS).open("a", encoding="utf-8") as sums:
+        sums.writelines(f"{sha256(b'mine').hexdigest()}  {name}\n" for name in ("../mine.jpg", "link/mine.jpg"))
+    export(lake, rows)
+    assert [path.exists() for path in (mine, kept, left)] == [True, True, False]
+    assert list_sums(out) == {"SC-0/snap-1.jpg"}
+
+
 def test_copies_share_nothing_with_the_lake(tmp_path: Path) -> None:
     """No picture is a link into the lake, whose edit would change the lake, and no intact copy is made again.
 
@@ -204,13 +219,29 @@ def test_a_folder_has_every_selected_image_or_the_reason(pictured: PicturedLakes
 
 
 def test_a_folder_of_others_is_refused(pictured: PicturedLakes, lake: Path, tmp_path: Path) -> None:
-    """Other files stop the export, a lake is no target, and a lake without images has none to export."""
+    """Other files stop the export, a lake is no target, and a lake without images has none to export.
+
+    Nor is a file a target, or an export beside a manifest that none has written.
+    """
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "mine.txt").write_text("mine")
-    for of, folder in ((pictured.bare, tmp_path / "early"), (lake, tmp_path / "other"), (lake, lake / "out")):
+    mine = tmp_path / "other" / "mine.txt"
+    mine.write_text("mine")
+    manifest = tmp_path / "early" / MANIFEST
+    for of, folder, says in (
+        (pictured.bare, tmp_path / "early", "no images"),
+        (lake, mine.parent, "is not empty"),
+        (lake, mine, "is a file"),
+        (lake, lake / "out", "is in the lake"),
+        (lake, manifest.parent, "is not of an export"),
+    ):
+        if says == "is not of an export":
+            called(lake, "images", "export", "--out", str(folder), "--where", "false")
+            manifest.unlink(missing_ok=True)
+            manifest.write_text("mine")
         answer = called(of, "images", "export", "--out", str(folder))
-        assert (answer.code, "no images" in answer.err) == (ExitCode.USAGE, of == pictured.bare)
-    assert [path.name for path in (tmp_path / "other").iterdir()] == ["mine.txt"]
+        assert (answer.code, says in answer.err) == (ExitCode.USAGE, True), answer.err
+    assert [path.read_text() for path in (mine, manifest)] == ["mine", "mine"]
+    assert list(mine.parent.iterdir()) == [mine]
 
 
 @every(

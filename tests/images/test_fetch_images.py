@@ -9,12 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pipeline.emulator import Emulator, ImageOptions
 from pipeline.emulator.faults import ScriptedFault
 from pipeline.errors import ExitCode
 from tests.conftest import ROOT
 from tests.constants import set_constants, set_run_constants
 from tests.forkserver import run_command
 from tests.images.image_harness import (
+    Scene,
     disagreements,
     errors_of,
     files_in,
@@ -32,6 +34,7 @@ from tests.lake.operations import called
 from tests.lake_copies import copy_lake
 from tests.processes import ended, executed, started
 from tests.soaking import SOAKING
+from tests.sync.sync_harness import SEED, synced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,6 +126,35 @@ async def test_an_expired_link_is_renewed_by_one_call_for_its_file(tmp_path: Pat
         assert here.calls()[1] - before == len({file_id for file_id, _, _ in here.truth()})
 
 
+async def test_a_link_that_cannot_be_renewed_has_failed_unless_its_file_is_gone(tmp_path: Path) -> None:
+    """A deleted file's picture is not found; one whose file cannot be read has failed, and the next run stores it."""
+    async with scene(tmp_path, 4, link_seconds=600) as here:
+        here.emulator.world.clock.advance(1_800)
+        gone, broken = sorted({file_id for file_id, _, _ in here.truth()})[:2]
+        of = {file_id: {key for key in here.truth() if key[0] == file_id} for file_id in (gone, broken)}
+        here.emulator.world.delete([gone])
+        here.emulator.script("500", path=f"/api/v2/files/{broken}")
+        answer = await here.fetch(**set_run_constants(max_attempts=1))
+        assert (answer.code, errors_of(answer)) == (ExitCode.REJECTS, [])
+        states = {key: row["state"] for key, row in rows_of(here.lake).items()}
+        assert {key for key, state in states.items() if state == "failed"} == of[broken]
+        assert {key for key, state in states.items() if state == "not_found"} == of[gone]
+        assert (await here.fetch("--retry")).code == ExitCode.REJECTS
+        assert stored(here.lake) == set(here.truth()) == set(states) - of[gone]
+
+
+async def test_hostile_links_in_the_lake_are_not_asked(tmp_path: Path) -> None:
+    """Links of the service that are no plain http or https are refused by name, and nobody is asked."""
+    async with Emulator(files=2, seed=SEED, images=ImageOptions()) as emulator:
+        here = Scene(emulator, tmp_path / "lake")
+        emulator.documents.set_image_host("file:///etc", here.host.sign)
+        await synced(emulator, here.lake)
+        answer = await here.fetch()
+        assert (answer.code, answer.json["requests"]) == (ExitCode.REJECTS, {"image": 0, "detail": 0})
+        assert states_of(here.lake) == {"refused": len(here.truth())}
+        assert "not plain http or https" in " ".join(answer.json["reasons"])
+
+
 async def test_a_host_that_is_down_is_one_line_and_the_next_run_goes_on(tmp_path: Path) -> None:
     """An image host without answers ends the run with exit code 1; no picture is called failed because of it.
 
@@ -174,7 +206,10 @@ async def test_a_disk_that_takes_no_more_is_one_line(tmp_path: Path) -> None:
         assert called(here.lake, "check", "--read-data").code == ExitCode.OK
         limited_run = await here.fetch("--set", "images_max_bytes=3000000")
         assert 0 < sum(map(len, files_in(here.lake).values())) <= 3_000_000
-        low_disk = await here.fetch(**set_constants({"pipeline.lake.image_store._KEEP_FREE_BYTES": 10**18}))
+        one_by_one = {"pipeline.images.download._BATCH_SECONDS": 0, "pipeline.images.download.MAX_WORKERS": 1}
+        low_disk = await here.fetch(
+            **set_constants({"pipeline.lake.image_store._KEEP_FREE_BYTES": 10**18, **one_by_one})
+        )
         for stopped, line in ((limited_run, "images_max_bytes"), (low_disk, "images leave")):
             assert (stopped.code, len(errors_of(stopped))) == (ExitCode.STORAGE, 1)
             assert line in errors_of(stopped)[0]

@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import struct
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import AsyncMock, Mock
 from zlib import crc32
 
 import pytest
 
 from pipeline.client import image_downloads
+from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.image_client import ImageClient
 from pipeline.client.image_downloads import DownloadedImage, ImageDownload, RefusedImage, find_type
 from pipeline.client.options import ClientOptions
-from pipeline.client.protocol import Response
+from pipeline.client.protocol import Detail, NotFound, Response
 from pipeline.images.decoding import UndecodableError, read_content
+from pipeline.images.links import LinkRenewer, NoLink
+from pipeline.lake.image_records import ImageKey, ImageKind
 from pipeline.lake.image_store import IncomingFile
 from tests.client.scripted_server import Scripted, answer, scripted
 from tests.rows import every
@@ -118,3 +122,31 @@ async def test_what_is_no_picture_is_refused(
         assert [request.path for request in server.asked] == ["/1.jpg"] * (6 if "5 times" in reason else 1)
         assert os.listdir(tmp_path) == []  # noqa: PTH208 - no path is needed
         assert all(_TOKEN not in str(request) for request in server.asked)
+
+
+@pytest.mark.parametrize(
+    ("found", "identity", "expected"),
+    [
+        (NotFound("HTTP 404"), "id", ("the service does not have its file (HTTP 404)", True)),
+        (NotFound("HTTP 404"), "file_id", ("the service does not have its file (HTTP 404)", False)),
+        (b'{"uploads": []}', "id", ("the file no longer has the upload", True)),
+        (b'{"uploads": [{"id": 2, "image_url": null}]}', "id", ("the upload no longer has a link", True)),
+        (b'{"uploads": {"2": {}}}', "id", ("its link has expired, and the answer for its file has no uploads", False)),
+        (b"[]", "id", ("its link has expired, and the answer for its file has no uploads", False)),
+        (b"<html>", "id", ("its link has expired, and its file cannot be decoded", False)),
+        (
+            RetriesExhaustedError("HTTP 500.", kind="status", attempts=1),
+            "id",
+            ("its link has expired, and its file cannot be read: HTTP 500", False),
+        ),
+    ],
+)
+async def test_only_what_the_service_shows_to_be_gone_is_gone(
+    found: Any, identity: Any, expected: tuple[str, bool]
+) -> None:
+    """An answer that is missing or makes no sense says nothing about a picture, nor does a 404 for an instance."""
+    answered = Detail(1, None, 0, found) if isinstance(found, bytes) else found
+    client = Mock(get_file=AsyncMock(side_effect=[answered]))
+    link = await LinkRenewer(client, identity=identity).renew(ImageKey(1, 2, ImageKind.IMAGE))
+    assert isinstance(link, NoLink)
+    assert (link.reason, link.is_not_found) == expected

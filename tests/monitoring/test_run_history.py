@@ -82,7 +82,7 @@ def test_a_full_disk_can_be_remembered(tmp_path: Path) -> None:
 def test_where_no_file_can_be_the_process_remembers_by_itself(tmp_path: Path) -> None:
     """A lake that cannot be made leaves nothing behind, and failures are counted all the same.
 
-    So are they in a lake of which no file can be opened.
+    So are they in a lake of which no file can be opened, or whose file is of others: it stays as it is.
     """
     memory = RunStatsFile(tmp_path / "none")
     for failures in (1, 2):
@@ -96,3 +96,7 @@ def test_where_no_file_can_be_the_process_remembers_by_itself(tmp_path: Path) ->
         record.add_run(FAILED)
     assert memory.last.failures == 1
     assert not (tmp_path / FILE_NAME).exists()
+    (tmp_path / FILE_NAME).write_text("mine")
+    with memory.update() as record:
+        record.add_run(FAILED)
+    assert (memory.last.failures, (tmp_path / FILE_NAME).read_text()) == (2, "mine")

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+import duckdb
+
+from pipeline.lake.lake import Lake
+from pipeline.pages.catalog_access import describe_snapshot
 from pipeline.pages.sql_view import DOCUMENTED_QUERIES
 from tests.forked_process import forked_children
+from tests.lake.lake_builder import AT, commit
 from tests.pages.browse_client import Visitor, open_browse, table_rows
 from tests.pages.page_lakes import HOSTILE, ParsedPage, asked
 from tests.rows import every
@@ -47,6 +52,15 @@ def test_only_the_printed_address_opens_the_rows(visitor: Visitor) -> None:
     pages = [visitor.get(path) for path in ("/browse", "/")]
     assert [status for status, _, _ in pages] == [200, 200]
     assert all(parts.query.removeprefix("key=") not in text for _, _, text in pages)
+
+
+def test_an_incomplete_snapshot_is_called_so(tmp_path: Path) -> None:
+    """Before the first sync has finished the pages say that files are missing, not up to when they are there."""
+    with Lake(tmp_path / "lake", doing="test") as held:
+        commit(held, {1: 1})
+        held.publish("", at=AT, complete=False, watermark=None)
+    with duckdb.connect(str(tmp_path / "lake" / "catalog.duckdb"), read_only=True) as lake:
+        assert describe_snapshot(lake) == "Snapshot 1 is incomplete: the first sync has not finished."
 
 
 def test_tables_are_listed_with_their_rows(visitor: Visitor, populated_lake: PopulatedLake) -> None:

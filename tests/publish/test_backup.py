@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
@@ -11,6 +12,7 @@ from pipeline.errors import LakeCorruptedError, PublishConflictError, PublishErr
 from pipeline.lake.lake import Lake
 from pipeline.lake.purge import purge
 from pipeline.publish.backup import BackupResult, upload_backup
+from pipeline.publish.object_store import open_store
 from pipeline.publish.restore import restore_backup
 from pipeline.publish.target_layout import BACKUP
 from schemas.timestamps import now_us
@@ -212,6 +214,17 @@ def test_a_damaged_image_costs_itself_alone(pictured: PicturedLakes, tmp_path: P
         {names[1]: "damaged", names[2]: "damaged", names[3]: "missing"},
     )
     assert files_in(restored).keys() == set(names[4:])
+    store = open_store(f"file://{target}")
+    download, failed = store.download, PublishError("the store answered 500")
+
+    def fail_for_images(path: str, *arguments: Any) -> bool:
+        if path == names[4]:
+            raise failed
+        return download(path, *arguments)
+
+    with mock.patch.object(store, "download", fail_for_images), pytest.raises(PublishError, match="answered 500"):
+        restore_backup(store, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
     assert disagreements(restored, pictured.truth) == []
     lost = {key for key, row in rows_of(lake).items() if row["path"] in names[:4]}
     assert rows_of(restored).keys() == rows_of(lake).keys() - lost, "the next `scanlake images` fetches them"

@@ -86,6 +86,9 @@ def test_settings_publish_tables_after_the_lake(history: History, tmp_path: Path
     number = history.sync({1: 3})
     told(lake, "publish", code=0, **settings)
     assert list_differences(lake, number, reader(catalog)) == []
+    assert f"{url} has snapshot {number}" in told(lake, "status")
+    told(lake, "publish", "--iceberg", code=8, **wrong)
+    assert f"Publishing to {url} failed 1 time" in told(lake, "status")
     file.write_text("catalog: {scanlake")
     history.sync({2: 1})
     assert "pyiceberg's configuration cannot be read" in told(lake, "publish", code=2, **settings)
@@ -107,6 +110,8 @@ def test_what_is_not_installed_is_named(history: History, tmp_path: Path, monkey
         assert f"The Iceberg catalog needs the library {library}." in message
         assert f"pip install {package}" in message
         assert "pw@" not in message
+    message = told(history.root, *command, code=2, PYICEBERG_CATALOG__SCANLAKE__TYPE="none-such")
+    assert "The Iceberg catalog cannot be opened." in message
     for name in [name for name in sys.modules if name.startswith(("pyiceberg", "pipeline.publish.iceberg_"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyiceberg", None)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
 from uuid import UUID
 
 import duckdb
@@ -13,9 +15,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import UnauthorizedError
+from requests import Response
 
 from pipeline.atomic_files import sha256_file
-from pipeline.errors import ForeignObjectError, PublishConflictError, SettingsError
+from pipeline.errors import (
+    ForeignObjectError,
+    LakeCorruptedError,
+    PublishConflictError,
+    PublishError,
+    ScanlakeError,
+    SettingsError,
+)
 from pipeline.lake.layout import LakeLayout
 from pipeline.publish import iceberg_changes
 from pipeline.publish.iceberg import IcebergResult, RetentionOptions
@@ -48,6 +59,13 @@ _DELETE_FILE_BYTES: Final = 700
 def connect_store(store: StoppingStore) -> IcebergCatalog:
     """Return the tables in a store without a catalog."""
     return connect_catalog(URL, store=store)
+
+
+def connect_table_by_table(folder: Path) -> CatalogTables:
+    """Return the tables of a catalog that changes one after the other."""
+    io = f"{StoreFileIO.__module__}.{StoreFileIO.__qualname__}"
+    catalog = SqlCatalog("scanlake", uri=f"sqlite:///{folder}/catalog.sqlite", **{"py-io-impl": io})
+    return CatalogTables(catalog, StoreFileIO(), "scanlake", f"file://{folder}/target")
 
 
 def publish(lake: Path, catalog: IcebergCatalog, number: int, **choices: Any) -> IcebergResult:
@@ -131,9 +149,7 @@ def test_the_slower_of_two_publishers_is_refused(
         if kind == "glue":
             url = request.getfixturevalue("s3_url")
             return connect_catalog(url, url.split("/")[2].replace("-", "_"), {"type": "glue"})
-        io = f"{StoreFileIO.__module__}.{StoreFileIO.__qualname__}"
-        catalog = SqlCatalog("scanlake", uri=f"sqlite:///{tmp_path}/catalog.sqlite", **{"py-io-impl": io})
-        return CatalogTables(catalog, StoreFileIO(), "scanlake", f"file://{tmp_path}/target")
+        return connect_table_by_table(tmp_path)
 
     slow, fast, names = connect(), connect(), list[str]()
     if kind != "none":
@@ -155,6 +171,68 @@ def test_the_slower_of_two_publishers_is_refused(
     publish(lake, slow, third)
     assert list_differences(lake, third, reader(fast)) == []
     assert names[-1:] == (["files"] if kind in {"table by table", "glue"} else [])
+
+
+def test_a_catalog_changes_all_tables_at_once_if_it_can(changes: Changes, tmp_path: Path) -> None:
+    """One request has the changes of all tables; only without that endpoint they are changed one by one.
+
+    A refusal changes no table, and is told as what it is.
+    """
+    (first, second, *_), catalog = changes.numbers, connect_table_by_table(tmp_path)
+    publish(changes.root, catalog, first)
+    before, inner = locations(catalog), catalog._catalog
+    inner.url = "http://catalog/v1/{}".format  # type: ignore[attr-defined]
+    outcomes: list[tuple[int | Exception, type[ScanlakeError] | None, str]] = [
+        (204, None, ""),
+        (409, PublishConflictError, "another publisher has changed a table"),
+        (500, PublishError, r"cannot be used \(HTTPError\)"),
+        (UnauthorizedError(), PublishError, "refuses the credentials"),
+        (404, None, ""),
+    ]
+    for outcome, refusal, problem in outcomes:
+        response = Response()
+        response.status_code = outcome if isinstance(outcome, int) else 0
+        post = mock.Mock(side_effect=[response if isinstance(outcome, int) else outcome])
+        inner._session = mock.Mock(post=post)  # type: ignore[attr-defined]
+        with mock.patch.object(inner, "commit_table", wraps=inner.commit_table) as commit_table:
+            with nullcontext() if refusal is None else pytest.raises(refusal, match=problem):
+                publish(changes.root, catalog, second)
+            assert commit_table.called is (locations(catalog) != before) is (outcome == 404)
+        sent = post.call_args.kwargs["json"]["table-changes"]
+        assert {change["identifier"]["name"] for change in sent} == set(NAMES)
+        assert all(change["requirements"] and change["updates"] for change in sent)
+    assert list_differences(changes.root, second, reader(catalog)) == []
+
+
+def test_a_file_is_sent_whole_and_once() -> None:
+    """A file whose writing failed is not sent, and one that exists is not replaced."""
+    io = StoreFileIO(stores=(StoppingStore(),))
+    output = io.new_output(f"{URL}/a")
+    with pytest.raises(ZeroDivisionError), output.create() as stream:
+        stream.write(b"%d" % (1 // 0))
+    assert not output.exists()
+    with output.create() as stream:
+        stream.write(b"12")
+    io.create(f"{URL}/a", b"12")
+    with pytest.raises(FileExistsError):
+        io.create(f"{URL}/a", b"other")
+    assert (io.read(f"{URL}/a"), len(output.to_input_file())) == (b"12", 2)
+    io.delete(f"{URL}/a")
+    assert not output.exists()
+
+
+def test_a_snapshot_whose_parts_have_changed_is_not_published(
+    changes: Changes, published: list[Published], tmp_path: Path
+) -> None:
+    """A part that was written again since, or that is missing, is damage, and nothing is written."""
+    lake, target, second = copy_lake(changes.root, tmp_path / "lake"), published[0].store.fork(), changes.numbers[1]
+    (part,) = (lake / "tables" / "uploads").glob("000000000002*")
+    with pytest.raises(LakeCorruptedError, match="was repaired later"):
+        publish(lake, connect_store(target), second, hashes={f"tables/uploads/{part.name}": "0" * 64})
+    part.unlink()
+    with pytest.raises(LakeCorruptedError, match=f"{part.name} is missing or has another size"):
+        publish(lake, connect_store(target), second)
+    assert target.written == []
 
 
 def test_pinned_readers_never_see_two_syncs(changes: Changes, published: list[Published]) -> None:

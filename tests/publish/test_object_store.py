@@ -7,6 +7,7 @@ import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
 
 import pytest
 from obstore.store import MemoryStore
@@ -41,6 +42,8 @@ def test_an_object_is_created_once_and_whole(store: ObjectStore, tmp_path: Path)
         target = tmp_path / f"{name}.copy"
         store.download(f"files/{name}", target)
         assert target.read_bytes() == content
+    assert not store.download("files/large", tmp_path / "other size", 7)
+    assert not (tmp_path / "other size").exists()
 
 
 def test_a_swap_needs_the_version_that_was_read(store: ObjectStore, tmp_path: Path) -> None:
@@ -141,6 +144,22 @@ def test_a_store_that_ignores_conditions_is_refused(ignored: str, mark: str) -> 
     assert list(store.list()) == []
 
 
+@every(
+    ("method", "answers", "problem"),
+    [
+        ("create", [False], "a new object is reported as existing"),
+        ("read_versioned", [None], "a new object cannot be read"),
+        ("swap", ["1", PublishConflictError("late")], "an object has another content than was written"),
+    ],
+)
+def test_a_store_that_lies_is_refused(method: str, answers: list[Any], problem: str) -> None:
+    """The probe names what a store says or keeps otherwise than was written."""
+    store = CloudStore("memory://test", MemoryStore())
+    with mock.patch.object(store, method, side_effect=answers), pytest.raises(PublishError, match=problem):
+        store.probe()
+    assert list(store.list()) == []
+
+
 _NO_URLS: Final = (
     "s3: s3:/// s3:///prefix ftp://host/x file:// file:/// file://host/x /folder bucket/prefix memory:///x"
     " http://127.0.0.1/x s3://bucket/a/../b s3://bucket//a s3://bucket/a*b s3://bucket/%41 file:///a'b"
@@ -191,6 +210,10 @@ def test_a_wrong_environment_is_named(s3_url: str, monkeypatch: pytest.MonkeyPat
         with pytest.raises(PublishError, match="the host cannot be reached") as refused:
             open_store(s3_url).head("a")
         assert "AWS_ENDPOINT_URL" in refused.value.hint
+        with pytest.raises(PublishError, match="the host cannot be reached"):
+            open_store(s3_url).delete(["a"])
+    with pytest.raises(SettingsError, match="no storage account is set"):
+        open_store("az://container/lake")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     with pytest.raises(PublishError, match="no credentials were found") as refused:

@@ -55,6 +55,7 @@ def test_publish_to_s3(history: History, s3_url: str, tmp_path: Path, monkeypatc
     assert (first["changed"], first["target"]) == (True, s3_url)
     assert "nothing to publish" in told(lake, "publish", "--to", s3_url)
     newest = history.sync({1: 3})
+    assert f"has snapshot {newest - 1}, the lake has {newest}" in told(lake, "check", "--published")
     assert f"snapshot {newest}: " in told(lake, "publish", "--to", s3_url)
     assert latest(store).catalog.snapshot == newest
     assert differing(lake, store, tmp_path / "copy") == []

@@ -65,6 +65,7 @@ def _add_empty_line(out: Path) -> None:
         (lambda out: replace_file(out, "report-0001.pdf", b"%PDF-1.4 hello"), "report-0001.pdf: not a complete PDF"),
         (lambda out: replace_file(out, "manifest.csv", b"file_id,pdf\n"), "manifest.csv: does not match"),
         (lambda out: drop_line(out, "report-0002.pdf"), "SHA256SUMS and manifest.json disagree"),
+        (lambda out: replace_file(out, "manifest.json", b"{"), "manifest.json: cannot be read"),
         (_add_empty_line, "SHA256SUMS, line 8: not a checksum of a file of this folder"),
         (_tell_otherwise("csv", reference="X-4711"), "manifest.csv: does not match manifest.json"),
         (_tell_otherwise("csv", state="failed"), "manifest.csv: does not match manifest.json"),
@@ -76,6 +77,7 @@ def _add_empty_line(out: Path) -> None:
         ),
         (_tell_otherwise("json csv html", bytes=7), "is in no PDF and has no reason"),
         (_tell_otherwise("json csv html", on_pages=None), "manifest.json has 9 of its files on its pages"),
+        (_tell_otherwise("json csv html", on_pages=False), "is delivered, but not on the pages of its PDF"),
         (_tell_otherwise("json csv html", changed_since_selection=True), "its counts are not those of its entries"),
     ],
 )
@@ -175,6 +177,8 @@ async def test_signatures(scene: Scene, tmp_path: Path) -> None:
     assert _name_signer(out).startswith("SHA256:")
     assert _name_signer(out, tmp_path / "keys") == "signer"
     assert "by an allowed signer" in folder_problems(out, tmp_path / "others")[0]
+    with pytest.raises(SettingsError, match="no such file"):
+        check_report_folder(out, tmp_path / "nobody")
     replace_file(out, "report-0001.pdf", b"%PDF-1.4 other %%EOF")
     assert run_commands() == [True, False, False], "sums made again are not signed"
     assert any("not a signature of this content" in line for line in folder_problems(out))

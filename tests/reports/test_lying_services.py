@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from pipeline.emulator.reports import Reports
 from pipeline.errors import AuthenticationError, ExitCode, ServiceUnavailableError
@@ -191,6 +192,35 @@ async def test_a_service_that_answers_late_gets_one_order_at_a_time(scene: Scene
     assert 3 * 1_700 <= asyncio.get_running_loop().time() < 3 * 1_700 + 1
     assert len(check_folder(scene.out)) == FILES
     assert check_orders(emulator, scene.out) == 0
+
+
+@pytest.mark.virtual_time
+async def test_a_report_that_cannot_be_fetched_yet_is_polled_on(scene: Scene) -> None:
+    """A 403 may mean "not ready", and an error of the report's host may pass: logged once, and no order repeated."""
+    scene.emulator.set_quirks(report_not_ready="403", report_ready_polls=2)
+    scene.emulator.script("500", path="/reports/")
+    with capture_logs() as logged:
+        await scene.run(client=quick_client(scene.emulator, max_attempts=1))
+    assert [line["event"] for line in logged if line["log_level"] == "warning"] == ["report.forbidden"]
+    assert (scene.emulator.counts["report"], scene.emulator.injected_faults["500"]) == (3, 1)
+    assert len(check_folder(scene.out)) == FILES
+
+
+@pytest.mark.virtual_time
+async def test_a_file_that_cannot_be_confirmed_is_not_called_absent(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that the service does not show before its order is in no PDF, with this reason; the next run has it."""
+    monkeypatch.setattr("pipeline.reports.confirmation.MAX_LIMIT", 5)  # five pages: details are cheaper
+    first, *others = scene.keys[:3]
+    scene.emulator.script("500", times=99, path=f"/api/v2/files/{first}")
+    selection = Selection("ids", ids=tuple(scene.keys[:3]))
+    result = await scene.run(selection)
+    assert [file.file_id for file in result.manifest.failed] == [first]
+    assert str(result.manifest.failed[0].reason).startswith("not confirmed in the service before its order: ")
+    assert sorted(check_folder(scene.out)) == others
+    scene.emulator.faults.clear()
+    assert not (await scene.run(selection)).manifest.failed
 
 
 @pytest.mark.virtual_time

@@ -191,8 +191,11 @@ async def test_files_that_changed_since_their_selection_are_named(scene: Scene) 
 
 
 @pytest.mark.virtual_time
-async def test_a_template_without_references(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two confirmations are the proof; the manifest says that the pages show no references."""
+async def test_a_template_without_references(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two confirmations are the proof; the manifest says that the pages show no references.
+
+    Of a PDF that is too large to be read it says that.
+    """
     set_batch_size(monkeypatch, FILES)
     scene.emulator.set_quirks(report_shows="nothing")
     Script(scene.emulator, poll_1=lambda: scene.emulator.world.update([scene.keys[4]]))
@@ -202,6 +205,10 @@ async def test_a_template_without_references(scene: Scene, monkeypatch: pytest.M
     assert {file["on_pages"] for file in manifest["files"]} == {None}
     assert [order.state for order in result.manifest.orders] == ["superseded", "delivered"]
     assert "changed in the service" in str(result.manifest.orders[0].error)
+    monkeypatch.setattr("pipeline.reports.page_text._MAX_BYTES", 0)
+    await scene.run(out=tmp_path / "large")
+    [pdf] = read_manifest(tmp_path / "large")["pdfs"]
+    assert (pdf["pages"], pdf["references_found"]) == ("not read", None)
 
 
 @pytest.mark.parametrize(("moment", "unknown"), [("report_3", 1), ("list_2", 0)])

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.atomic_files import temp_name
 from pipeline.errors import ExitCode, LakeLockedError, ProtocolError, SettingsError, StorageError
+from pipeline.lake.lake import Lake
 from pipeline.reports.folder import open_job_folder
 from schemas.timestamps import new_run_id
 from tests.reports.report_harness import (
@@ -114,6 +115,12 @@ def test_a_folder_is_ours_alone(tmp_path: Path) -> None:
     for out in (target, target / "below"):
         with pytest.raises(SettingsError, match="is a file"), open_job_folder(out, new_run_id()):
             pass
+    of_others = tmp_path / "others" / ".scanlake-job"
+    of_others.parent.mkdir()
+    of_others.write_text("mine")
+    with pytest.raises(SettingsError, match="is not of a job"), open_job_folder(of_others.parent, new_run_id()):
+        pass
+    assert of_others.read_text() == "mine"
     out = tmp_path / "out"
     with open_job_folder(out, new_run_id()) as folder:
         with pytest.raises(LakeLockedError), open_job_folder(out, new_run_id()):
@@ -134,6 +141,14 @@ def test_a_folder_is_ours_alone(tmp_path: Path) -> None:
     with pytest.raises(StorageError), open_job_folder(tmp_path / "linked", new_run_id()):
         pass
     assert target.read_bytes() == b"precious"
+
+
+async def test_a_job_needs_no_lock_of_the_lake(scene: Scene) -> None:
+    """While another run holds the lake a job is delivered; the publish of that run has its rows."""
+    with Lake(scene.lake, doing="sync"):
+        answer = await scene.report()
+    assert (answer.code, answer.err.count("publish.skipped")) == (ExitCode.OK, 1), answer.err
+    assert len(check_folder(scene.out)) == FILES
 
 
 @pytest.mark.parametrize("status", ["422", "404"])
