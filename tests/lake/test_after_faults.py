@@ -142,6 +142,16 @@ def test_a_check_after_a_killed_run_on_a_read_only_lake(lake_of_nobody: Path) ->
     assert describe(lake_of_nobody) == before
 
 
+def test_a_catalog_that_may_not_be_read_is_no_damage(lake_of_nobody: Path) -> None:
+    """Whoever has no permission for the catalog is told so by every command that reads it, with exit 7."""
+    (lake_of_nobody / "catalog.duckdb").chmod(0)
+    with as_nobody():
+        commands = (("check",), ("repair", "--dry-run"), ("query", "FROM files"))
+        answers = [called(lake_of_nobody, *command) for command in commands]
+    assert [answer.code for answer in answers] == [7, 7, 7], answers
+    assert all("Permission denied" in answer.out + answer.err for answer in answers), answers
+
+
 @pytest.mark.parametrize("killed", sample([True, False], 1))
 def test_a_full_disk_is_not_damage(lake: Path, tmp_path: Path, killed: bool) -> None:  # noqa: FBT001
     """While nothing can be written no command calls the lake damaged or replaces the ledger; afterwards all is well."""
