@@ -16,6 +16,7 @@ from pipeline.atomic_files import (
     FileLockedError,
     atomic_write,
     is_temp_file,
+    link_file,
     lock_file,
     temp_name,
     write_file,
@@ -79,7 +80,10 @@ def test_content_is_synced_before_the_name_and_the_name_after(tmp_path: Path, mo
 def test_an_existing_file_is_not_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int | None
 ) -> None:
-    """Without `overwrite` a new file is created and an existing one stays, also on a file system without links."""
+    """Without `overwrite` a new file is created and an existing one stays, also on a file system without links.
+
+    There `link_file` copies: its target has the content and the mode.
+    """
 
     def refuse(_: Path, __: Path) -> None:
         assert refusal is not None
@@ -93,6 +97,10 @@ def test_an_existing_file_is_not_overwritten(
         write_file(target, "second", overwrite=False)
     assert target.read_text() == "first"
     assert list(tmp_path.iterdir()) == [target]
+    target.chmod(0o640)
+    link_file(target, tmp_path / "other")
+    assert ((tmp_path / "other").read_text(), (tmp_path / "other").stat().st_mode) == ("first", target.stat().st_mode)
+    assert (tmp_path / "other").samefile(target) is (refusal is None)
 
 
 def test_a_file_that_appears_during_the_write_stays(tmp_path: Path) -> None:

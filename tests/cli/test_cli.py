@@ -112,6 +112,8 @@ def test_no_lake_says_what_to_do(main: Scanlake, tmp_path: Path) -> None:
         (KeyboardInterrupt(), 130, "Interrupted. Run the same command again"),
         (RunInterrupted("Stopped."), 130, "Stopped."),
         (OSError(28, "No space left on device", "/x/part"), 7, "/x/part: No space left on device. Free disk"),
+        (MemoryError(), 1, "Memory: the system gave scanlake no more."),
+        (RuntimeError("can't start new thread"), 1, "Memory: the system gave scanlake no more."),
         (PermissionError(13, "Permission denied"), 7, "Permission denied. Free disk"),
         (ExceptionGroup("both", [ValueError("x"), LakeLockedError("pid 7 holds it.")]), 5, "pid 7 holds it."),
         (RuntimeError("with somebody's data"), 70, "A bug in scanlake: RuntimeError at test_cli.py:"),

@@ -115,8 +115,13 @@ def test_the_file_is_private_and_has_the_traceback(capsys: pytest.CaptureFixture
     assert "Traceback" not in capsys.readouterr().err
 
 
+class _Unfinished:
+    def __del__(self) -> None:
+        raise ValueError("https://h/?token=abc")
+
+
 def test_events_of_libraries_are_redacted_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """Warnings and exceptions of threads become events, not raw text on the screen."""
+    """Warnings and exceptions of threads and finalizers become events, not raw text on the screen."""
     logs.configure(file=LOG)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -125,7 +130,8 @@ def test_events_of_libraries_are_redacted_too(capsys: pytest.CaptureFixture[str]
     thread = threading.Thread(target=lambda: 1 / 0)
     thread.start()
     thread.join()
-    assert [event["event"] for event in read_log()] == ["stdlib.message", "thread.died"]
+    _Unfinished()
+    assert [event["event"] for event in read_log()] == ["stdlib.message", "thread.died", "exception.ignored"]
     assert "token=abc" not in capsys.readouterr().err
 
 

@@ -142,11 +142,21 @@ _WRONG: Final[list[tuple[str, dict[str, Any], str]]] = [
 
 
 @needs_mcp
-async def test_a_wrong_call_is_refused(tools: Tools, tmp_path: Path) -> None:
-    """What a tool cannot do is an error with the reason; no option can be slipped in; no lake is named by its place."""
+async def test_a_wrong_call_is_refused(
+    tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a tool cannot do is an error with the reason; no option can be slipped in; no lake is named by its place.
+
+    A bug is named by its line, without data, and ends no server.
+    """
     for name, arguments, problem in _WRONG:
         with pytest.raises(_tool_error(), match=problem):
             await tools.call(name, arguments)
+    monkeypatch.setattr(mcp, "run_query", lambda *_: dict[str, str]()["somebody's data"])
+    with pytest.raises(_tool_error(), match=r"A bug in scanlake: KeyError at test_mcp\.py:\d+") as bug:
+        await tools.call("query", {"sql": "SELECT 1"})
+    assert "somebody's data" not in str(bug.value) + capsys.readouterr().err
+    monkeypatch.undo()
     for name, arguments in (("list_tables", {}), ("query", {"sql": "SELECT 1"})):
         with pytest.raises(_tool_error(), match=r"No lake .*nowhere"):
             await make_tools(tmp_path / "nowhere").call(name, arguments)

@@ -30,6 +30,9 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("emulator --port -1", "--port"),
     ("emulator --port 80000", "--port"),
     ("mcp --json", "mcp prints no JSON object"),
+    ("emulator --quirk order", "'order' does not have the form NAME=VALUE."),
+    ("emulator --profile none", "Unknown profile 'none'. Use one of "),
+    ("tables files --format dbt", "--format dbt describes all tables."),
     # An option that is none of `check`, or needs another one, runs no other check instead (finding S5)
     ("check --snapshot 1", "--snapshot"),
     ("check --dry-run", "--dry-run"),
@@ -43,7 +46,11 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     *((f"status --set {name}=s3cr3t", f"{name} must not be on the command line") for name in SECRET_SETTINGS),
     ("SCANLAKE_TOKEN='Bearer s3cr3t' sync", "starts with `Bearer`"),
     ("SCANLAKE_BASE_URL=https://u:s3cr3t@service.example sync", "must not have a user or password"),
+    ("init --set base_url=https://u:s3cr3t@service.example", "must not have a user or password"),
+    ("sync --set proxy=http://u:s3cr3t@proxy.example:1", "must look like http://proxy.example:3128, without user"),
     # Settings
+    ("init --source north", "init makes the file of one service."),
+    ("init --set 'base_url=https://[::1'", "base_url: no address. Type https:// and the host"),
     ("SCANLAKE_BASE_URL= sync", "base_url is required."),
     ("SCANLAKE_TOKEN= sync", "No token is set."),
     ("SCANLAKE_MAX_CONCURRENCY=many sync", "SCANLAKE_MAX_CONCURRENCY (environment)"),
@@ -57,6 +64,7 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("status --lake ''", "'--lake': is empty; give a path."),
     ("status --config ''", "'--config': is empty; give a path."),
     ("status --log-file ''", "'--log-file': is empty; give a path."),
+    ("status --set lake=", "is empty; give a folder, or . for the current folder"),
     ("--lake 'a?b' sync", "which DuckDB reads as a pattern"),
     ("SCANLAKE_LAKE='a*b/lake' status", "which DuckDB reads as a pattern"),
     ("status --lake 'a[1]'", "which DuckDB reads as a pattern"),
@@ -78,6 +86,9 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("files --limit 0", "--limit"),
     ("files --json --format csv", "--json and another --format exclude each other"),
     ("files --format xlsx", "'xlsx' is not one of table, csv, json"),
+    # Reports and links: nothing is ordered, and no folder of another is taken
+    ("report -o out", "No files are selected."),
+    ("demo --folder lake", "lake exists and is not from an earlier demo."),
     # Queries: where they come from, where they go, what they say
     ("query", "The query is empty."),
     ("query -", "The query is empty."),
@@ -88,6 +99,7 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("query 'SELECT 1' -o . --format csv", "--out . is a folder."),
     ("query 'SELECT 1' -o circle --format csv", "--out circle is a link that refers to itself."),
     ("query 'SELECT 1' -o answer.docx", ".docx is no format of a result. Use .csv"),
+    ("query 'SELECT 1' --format xlsx", "The format xlsx needs a file. Add --out FILE."),
     ("query 'SELECT 1' -o lake/catalog.duckdb", "--out"),
     ("query 'SELEC 1'", 'Parser Error: syntax error at or near "SELEC". Run `scanlake tables` to list tables and'),
     ("query 'FROM filse'", 'Table with name filse does not exist! Did you mean "files"?'),

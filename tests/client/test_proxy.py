@@ -7,6 +7,7 @@ import io
 import socket
 import ssl
 import struct
+import time
 import warnings
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import pytest
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.factory import create_client
+from pipeline.client.options import ClientOptions
 from pipeline.client.probe import probe_service
 from pipeline.client.protocol import Detail
 from pipeline.emulator import Emulator
@@ -159,7 +161,7 @@ async def test_a_report_behind_a_proxy(client: Make, monkeypatch: pytest.MonkeyP
         assert set(proxy.asked) == {"CONNECT reports.invalid:443 HTTP/1.1"}
 
 
-@every("wrong", ["proxy:3128", "https://proxy:3128", "http://proxy", "http://me:secret@p:1", "http://p:1/x"])
+@every("wrong", ["proxy:3128", "http://[:1", "https://p:1", "http://proxy", "http://me:secret@p:1", "http://p:1/x"])
 def test_an_invalid_proxy(wrong: str) -> None:
     """An invalid proxy address is refused with a text that does not contain a password."""
     with pytest.raises(ValueError, match=r"must look like http://proxy\.example:3128") as raised:
@@ -222,3 +224,19 @@ async def test_tls_failures_are_not_retried(
             await asking.get_file(5)
     assert isinstance(raised.value, RetriesExhaustedError)
     assert (raised.value.kind, raised.value.attempts) in ends
+
+
+async def test_a_port_that_never_answers_is_given_up_soon(client: Make) -> None:
+    """A server that takes the connection and says nothing to TLS counts as no connection, within its time limit."""
+
+    async def wait(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    server = await asyncio.start_server(wait, "127.0.0.1", 0)
+    base, begun = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}", time.monotonic()
+    async with server, client(base, max_attempts=100, initial_connect_seconds=0.4) as asking:
+        with pytest.raises(ServiceUnavailableError, match="no connection") as raised:
+            await asking.get_file(5)
+    assert isinstance(raised.value, RetriesExhaustedError)
+    assert (raised.value.kind, time.monotonic() - begun < 5) == ("connect", True)
+    assert ClientOptions().initial_connect_seconds <= 15

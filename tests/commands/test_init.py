@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pipeline.commands import init
 from pipeline.commands.init import validate_address, validate_pasted_token
 from pipeline.emulator import Emulator
 from pipeline.errors import SettingsError
@@ -89,7 +90,9 @@ def test_it_takes_flags_and_the_environment(tmp_path: Path, canary: str, main: S
     assert settings["max_concurrency"] == {"value": 9, "origin": "environment"}
     assert settings["keep_snapshots"] == {"value": 3, "origin": "default"}
     assert set(settings) == set(Settings.model_fields)
-    assert canary not in shown.out + shown.err + made.out + made.err
+    told = main("settings", SCANLAKE_TOKEN=canary)
+    assert f"base_url {URL} file" in " ".join(told.out.split())
+    assert canary not in shown.out + shown.err + made.out + made.err + told.out + told.err
 
 
 def test_a_token_file_that_is_there_is_named(tmp_path: Path, canary: str, main: Scanlake) -> None:
@@ -124,6 +127,25 @@ def test_nothing_is_overwritten_unless_forced(tmp_path: Path, canary: str, main:
     assert config.read_text() == "max_concurrency = 3\n"
     assert main("init", "--no-test", "--set", f"base_url={URL}", "--force", SCANLAKE_TOKEN=canary).code == 0
     assert tomllib.loads(config.read_text()) == {"base_url": URL, "lake": "lake"}
+    away = main("init", "--no-test", "--set", f"base_url={URL}", "--config", "/proc/none/a", SCANLAKE_TOKEN=canary)
+    assert (away.code, away.err.partition(" Free")[0]) == (7, "scanlake: /proc/none/a: No such file or directory.")
+
+
+def test_a_file_that_appears_during_the_questions_stays(
+    tmp_path: Path, canary: str, main: Scanlake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither settings nor a token that somebody has written meanwhile is overwritten."""
+    for name in ("token", "scanlake.toml"):
+
+        def answer(*_: object, name: str = name, **__: object) -> tuple[str, str, None]:
+            (tmp_path / name).write_text("theirs")
+            return URL, canary, None
+
+        monkeypatch.setattr(init, "_ask", answer)
+        refused = main("init")
+        assert (refused.code, f"{name} exists already." in refused.err) == (2, True), refused
+        assert (tmp_path / name).read_text() == "theirs"
+        (tmp_path / name).unlink()
 
 
 async def test_address_and_token_are_tested(tmp_path: Path, canary: str) -> None:
@@ -150,7 +172,9 @@ async def test_address_and_token_are_tested(tmp_path: Path, canary: str) -> None
 
 
 def test_an_address_that_fails_is_offered_again(tmp_path: Path, canary: str) -> None:
-    """After the third failed test nothing is written, and the hint says how to write the answers untested."""
+    """After the third failed test, or Ctrl-C, nothing is written; the hint says how to write the answers untested."""
+    code, shown = typed(tmp_path, [("Address", "\x03")], "init")
+    assert (code, names(tmp_path)) == (130, []), shown
     away = "http://127.0.0.1:9"
     answers = [("Address", away), ("Token", canary), (f"Address of the service [{away}]", ""), ("Address", "")]
     code, shown = typed(tmp_path, answers, "init")
@@ -188,14 +212,22 @@ def test_pasted_tokens_are_taken() -> None:
 
 
 async def test_given_values_that_fail_write_nothing(tmp_path: Path, canary: str) -> None:
-    """Without a terminal a wrong address or token ends `init` with its own exit code, and no file is written."""
+    """Without a terminal a wrong address or token ends `init` with its own exit code, and no file is written.
+
+    A port that does not speak TLS is named as such (finding P7).
+    """
     async with Emulator(files=3, token=canary) as emulator:
         address = ("--set", f"base_url={emulator.base_url}")
         refused = await called(tmp_path, "init", *address, SCANLAKE_TOKEN="not-the-token-of-this-service")
         away = await called(tmp_path, "init", "--set", "base_url=http://127.0.0.1:9", SCANLAKE_TOKEN=canary)
+        below = await called(tmp_path, "init", *address[:1], f"{address[1]}/below", SCANLAKE_TOKEN=canary)
+        plain = await called(tmp_path, "init", *address[:1], address[1].replace("http", "https"), SCANLAKE_TOKEN=canary)
         assert names(tmp_path) == []
         made = await called(tmp_path, "init", *address, "--json", SCANLAKE_TOKEN=canary)
-    assert (refused.code, away.code) == (3, 1)
+    assert (refused.code, away.code, below.code, plain.code) == (3, 1, 6, 1)
+    assert f"{emulator.base_url}/below/api/v2/files was asked: type the part of the address before /api/v2" in below.err
+    assert "TLS: the port of base_url does not speak TLS (after 1 attempt). Use the port for https. " in plain.err
+    assert "Only on this machine base_url may begin with http://" in plain.err
     assert refused.err.endswith("Correct the token, or write the files untested with --no-test.\n")
     assert "127.0.0.1:9: no connection" in away.err
     assert (made.code, made.json["tested"], made.json["files_in_service"]) == (0, True, 3)

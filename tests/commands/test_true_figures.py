@@ -8,6 +8,7 @@ import duckdb
 
 from pipeline.emulator import Emulator, make_quirks
 from tests.commands.cli_process import called, variables
+from tests.constants import set_run_constants
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +39,22 @@ async def test_a_sync_says_what_came_in(tmp_path: Path) -> None:
             assert asked(tmp_path, f"SELECT count(*) FROM files WHERE _run_id = '{result['run_id']}'") == [(stored,)]
             counted.append((stored, result["details_fetched"]))
     assert asked(tmp_path, "SELECT files_stored, details_fetched FROM meta.runs ORDER BY started_at") == counted
+
+
+async def test_a_sync_says_what_did_not_come_in(tmp_path: Path) -> None:
+    """Files that cannot be fetched are counted by reason; a verification that was due says what it has found."""
+    async with Emulator(8, seed=SEED) as emulator:
+        given = variables(emulator) | set_run_constants(max_attempts=1)
+        emulator.set_faults(poison=(emulator.world.keys()[0],))
+        first = await called(tmp_path, "sync", **given)
+        emulator.set_faults(poison=())
+        (gone,) = emulator.world.delete(emulator.world.keys()[:1])
+        second = await called(tmp_path, "sync", **given, SCANLAKE_VERIFY_EVERY_DAYS="0.000001")
+    assert (first.code, second.code) == (4, 0), first.err + second.err
+    assert f"\nrejects    1; 1 x detail: GET /files/{gone}: HTTP 500: Error 500 (after 1 attempt).\n" in first.out
+    assert '\nnext       scanlake query "FROM meta.rejects" lists the rejects; every run retries them\n' in first.out
+    assert "\nverify (due every 1e-06 days):\n7 files in the service's list, 7 in the lake\n" in second.out
+    assert f"  1 deleted in the service (now in deleted_files): {gone}\n" in second.out
 
 
 async def test_shares_and_reports_take_no_snapshot(tmp_path: Path) -> None:

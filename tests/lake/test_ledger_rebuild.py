@@ -221,12 +221,13 @@ def test_a_damaged_ledger_is_moved_aside(damage: str, two_files: Path, tmp_path:
     with pytest.raises(LakeCorruptedError, match="empty" if damage == "empty" else r"ledger\.sqlite"):
         checked(lake, mend=False)
     if damage not in {"empty", "free list"}:
-        with pytest.raises(LakeCorruptedError, match=r"ledger\.sqlite") as told, Lake(lake, doing="sync") as held:
+        with pytest.raises(LakeCorruptedError, match=r"ledger\.sqlite") as stopped, Lake(lake, doing="sync") as held:
             held.ledger.begin_run(RunRecord("r", "sync", "0", AT))
-        assert told.value.exit_code == 9
+        assert stopped.value.exit_code == 9
     first = checked(lake).damage[0]
     assert (first.subject, first.repair) == ("ledger.sqlite", "rebuilt from the newest catalog")
-    assert len(list(lake.glob("ledger.sqlite.damaged-*Z-????????"))) == 1
+    [aside] = lake.glob("ledger.sqlite.damaged-*Z-????????")
+    assert f"{aside.name}: a damaged ledger, replaced by a rebuilt one" in told(lake, "check")
     with Lake(lake, doing="sync") as held:
         assert [file_id for file_id, _ in held.ledger.iter_files()] == [11, 12]
         assert not held.needs_publish

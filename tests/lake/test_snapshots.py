@@ -13,6 +13,7 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.snapshots import diff_snapshots
 from pipeline.settings import Settings
 from schemas.timestamps import SECOND, now_us, to_datetime
+from tests.lake.corruption import flip
 from tests.lake.history import differing_rows
 from tests.lake.lake_builder import commit
 from tests.lake.operations import compact_all, told
@@ -75,6 +76,9 @@ def test_the_verbs(history: History, tmp_path: Path) -> None:
     assert "scanlake rollback --undo" in refused
     assert f"from snapshot {number}" in told(lake, "rollback", "--undo")
     assert told(lake, "rollback", "--undo") == "nothing to undo\n"
+    flip(lake / "snapshots" / f"{int(number):06}.duckdb", 0)
+    listed = json.loads(told(lake, "snapshots", "--json"))["snapshots"]
+    assert [row["snapshot"] for row in listed if row["state"] == "damaged"] == [int(number)]
 
 
 def _change_of(lake: Path, *options: str) -> list[dict[str, Any]]:
@@ -115,6 +119,7 @@ def test_changes_since_a_time(tmp_path: Path) -> None:
     since = {"24h": [3], "2h": [3], "30m": [], "2d": [2, 3], "1d2h": [2, 3], instant: [2, 3], "2": [3]}
     assert {when: [row["file_id"] for row in _change_of(lake, "--since", when)] for when in since} == since
     assert [row["file_id"] for row in _change_of(lake, "--since", "1", "--until", "24h")] == [2]
+    assert "--until is before --since." in told(lake, "changes", "--since", "2", "--until", "1", code=2)
     second = (lake / "snapshots" / "000002.duckdb").rename(tmp_path / "not-kept")
     assert [row["file_id"] for row in _change_of(lake, "--since", "24h")] == [2, 3]
     assert "is not kept" in told(lake, "changes", "--since", "1", "--until", "24h", code=2)

@@ -86,7 +86,7 @@ async def test_unknown_files_are_not_overwritten_and_links_not_followed(scene: S
 
 
 async def test_a_job_that_cannot_begin_leaves_nothing(scene: Scene, tmp_path: Path) -> None:
-    """A folder with other files, one in the lake and an empty selection are refused, and nothing is ordered.
+    """A folder with other files, one in the lake, a missing key and an empty selection are refused before an order.
 
     No new folder is left, and an existing folder is as it was.
     """
@@ -96,10 +96,18 @@ async def test_a_job_that_cannot_begin_leaves_nothing(scene: Scene, tmp_path: Pa
     for out, says in ((tmp_path / "full", "not empty and belongs to no job"), (scene.lake / "out", "is in the lake")):
         answer = await scene.command("report", "--where", "TRUE", "--out", str(out))
         assert (answer.code, says in answer.err) == (ExitCode.USAGE, True), answer.err
+    for command, says in (
+        ("report --where TRUE", "--out is required."),
+        ("report --where TRUE --out new --sign nokey", "no such key"),
+        ("share", "No files are selected."),
+        ("share --where FALSE", "No reference is selected."),
+    ):
+        answer = await scene.command(*command.split())
+        assert (answer.code, says in answer.err) == (ExitCode.USAGE, True), answer.err
     for out in (tmp_path / "new", tmp_path / "existing"):
         with pytest.raises(SettingsError, match="empty"):
             await scene.run(Selection("where", sql="FALSE"), out=out)
-    assert scene.emulator.counts["report"] == 0
+    assert scene.emulator.requests == 0
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["letter.txt"]
     assert not (tmp_path / "new").exists()
     assert list((tmp_path / "existing").iterdir()) == []

@@ -129,12 +129,16 @@ async def test_a_refused_token_stops_the_run(scene: Scene) -> None:
 
 
 async def test_a_killed_run(scene: Scene) -> None:
-    """After SIGKILL each link was requested at most once; the next run reports the one in flight as unknown."""
+    """After SIGKILL each link was requested at most once; the next run reports the one in flight as unknown.
+
+    While it runs, no other run creates links.
+    """
     emulator, given = scene.emulator, pick_references(scene, 12)
     emulator.script("stall", path="/api/v2/share", skip=5)
     process = await scene.start("share", *given)
     while emulator.injected_faults["stall"] < 1:
         await asyncio.sleep(0.01)
+    assert (await scene.command("share", given[0])).code == ExitCode.LOCKED
     process.kill()
     await process.communicate()
     answer = await scene.command("share", *given, "--json")
@@ -143,6 +147,23 @@ async def test_a_killed_run(scene: Scene) -> None:
     assert [states[each] for each in given] == ["reused"] * 5 + ["unknown"] + ["created"] * 6
     assert sorted(emulator.shares.by_secret.values()) == given
     assert read_states(scene.lake) == {"created": 11, "unknown": 1}
+
+
+async def test_a_stop_waits_for_the_link(scene: Scene) -> None:
+    """A run that is stopped during a request records its link, so that the next run does not create it again."""
+    emulator, wanted = scene.emulator, [{"reference": each} for each in pick_references(scene, 3)]
+    task = asyncio.create_task(create_shares(emulator, scene.lake, *wanted))
+
+    def stop(endpoint: str) -> None:
+        if endpoint == "share":
+            task.cancel()
+
+    emulator.on_request = stop
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    emulator.on_request = None
+    states = [each.state for each in await create_shares(emulator, scene.lake, *wanted)]
+    assert (states, emulator.counts["share"]) == (["reused", "created", "created"], 3)
 
 
 async def test_emails_need_a_confirmation(scene: Scene, tmp_path: Path) -> None:
