@@ -43,7 +43,7 @@ def test_the_help_of_a_narrow_terminal_imports_nothing_heavy() -> None:
     shown, loaded = " ".join(done.stdout.split()), done.stderr.splitlines()
     assert not [name for name, command in COMMANDS.items() if f" {name} {command.help[:30]}" not in shown]
     assert not [command.help for command in COMMANDS.values() if command.help not in shown]
-    assert all(re.search(rf"\b{name}\b", done.stdout) for name in ("parquet", "csv", "xlsx", "duckdb"))
+    assert all(re.search(rf"\b{name}\b", done.stdout) for name in ("parquet", "csv", "xlsx"))
     assert [line.split()[0] for line in loaded] == ["0", "0"]
     assert not HEAVY & set(loaded[0].split())
 

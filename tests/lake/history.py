@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILES: Final = 20
+_SETTLE_SECONDS: Final = 5.0  # a version that is fetched in the second of its update is fetched again
 _VIEWS: Final = ("workflows", "workflow_steps", "fields_wide", "form_answers_wide", "file_events")
 _FEW: Final[dict[str, Any]] = {"keep_snapshots": 3, "retention_hours": 0}
 
@@ -79,6 +80,7 @@ async def _live(folder: Path) -> list[Day]:
         for _ in range(2):
             emulator.world.update(emulator.world.pick_random(8))
             emulator.world.create(2)
+            emulator.world.clock.advance(_SETTLE_SECONDS)
             await synced(emulator, lake, **_FEW)
             end_day()
         gone = emulator.world.pick_random(3)
@@ -88,6 +90,7 @@ async def _live(folder: Path) -> list[Day]:
             compact_all(held, Settings(lake=lake))
         emulator.world.restore(gone[:1], stamp=True)
         emulator.world.update(emulator.world.pick_random(4))
+        emulator.world.clock.advance(_SETTLE_SECONDS)
         await synced(emulator, lake, **_FEW)
         emulator.world.delete(emulator.world.pick_random(1))
         await verified(emulator, lake, **_FEW)
