@@ -95,9 +95,8 @@ class Scripted:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until it ends."""
         self.connections += 1
-        with closing(writer):
-            while await self._exchange(reader, writer):
-                pass
+        while await self._exchange(reader, writer):
+            pass
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -133,7 +132,7 @@ async def listening(
     tasks: set[asyncio.Task[None]] = set()
 
     async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(asyncio.IncompleteReadError, OSError):
+        with closing(writer), suppress(asyncio.IncompleteReadError, OSError):
             await serve(reader, writer)
 
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

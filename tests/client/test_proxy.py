@@ -232,11 +232,11 @@ async def test_a_port_that_never_answers_is_given_up_soon(client: Make) -> None:
     async def wait(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    server = await asyncio.start_server(wait, "127.0.0.1", 0)
-    base, begun = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}", time.monotonic()
-    async with server, client(base, max_attempts=100, initial_connect_seconds=0.4) as asking:
-        with pytest.raises(ServiceUnavailableError, match="no connection") as raised:
-            await asking.get_file(5)
+    async with listening(wait) as port:
+        begun, base = time.monotonic(), f"https://127.0.0.1:{port}"
+        async with client(base, max_attempts=100, initial_connect_seconds=0.4) as asking:
+            with pytest.raises(ServiceUnavailableError, match="no connection") as raised:
+                await asking.get_file(5)
     assert isinstance(raised.value, RetriesExhaustedError)
     assert (raised.value.kind, time.monotonic() - begun < 5) == ("connect", True)
     assert ClientOptions().initial_connect_seconds <= 15
