@@ -73,6 +73,8 @@ def run(
 
 def _choose_format(target: Path, typed: OutputFormat | None) -> OutputFormat:
     """Return the format that the name means, otherwise the typed one. Raises `SettingsError` if they differ."""
+    if target.suffix.lower() == ".duckdb":
+        raise SettingsError(f"{target.name}: an export is no database.", hint="Use a folder, or .xlsx for a workbook.")
     is_workbook = target.suffix.lower() == ".xlsx"
     if is_workbook and typed in {None, OutputFormat.XLSX}:
         return OutputFormat.XLSX
