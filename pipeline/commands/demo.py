@@ -18,7 +18,7 @@ import typer
 from pipeline.child_commands import ChildLimits, run_command, start_command
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
-from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.duckdb_files import read_database
 from pipeline.pages.sql_view import DOCUMENTED_QUERIES
 from pipeline.process import run_async
 
@@ -153,7 +153,7 @@ async def _scanlake(service: _Service, lake: Path, *arguments: str) -> None:
 
 
 def _run_queries(lake: Path) -> None:
-    with open_read_only(lake / "catalog.duckdb") as db:
+    with read_database(lake / "catalog.duckdb") as db:
         for title in _QUERIES:
             started = time.monotonic()
             result = str(db.sql(DOCUMENTED_QUERIES[title]))

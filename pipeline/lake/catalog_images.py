@@ -38,18 +38,16 @@ IMAGE_COLUMNS: Final = (
     ("path", "VARCHAR", "File of the picture, below the lake's folder."),
 )
 IMAGE_KEY: Final = ("file_id", "upload_id", "kind")
-COMMENT: Final = "One row per picture of an upload: its image or thumbnail, stored or the reason why not."
+IMAGES_COMMENT: Final = "One row per picture of an upload: its image or thumbnail, stored or the reason why not."
 IMAGE_SCHEMA: Final = pa.schema([(name, ARROW_TYPES[sql_type]) for name, sql_type, _ in IMAGE_COLUMNS])
 
 
 def write_image_table(writer: TableWriter, ledger: LedgerQueries, *, since_change: int = 0) -> None:
     """Write the rows that changed after a change."""
     db = writer.db
-    if not writer.exists:
-        writer.create(f"main.{IMAGES_TABLE}", COMMENT, IMAGE_COLUMNS)
     for rows in _iter_image_tables(ledger, since_change=since_change):
         db.register("incoming", rows)
-        if writer.exists:
+        if writer.has_rows:
             keys = ", ".join(IMAGE_KEY)
             db.execute(f"DELETE FROM main.{IMAGES_TABLE} WHERE ({keys}) IN (SELECT ({keys}) FROM incoming)")
         db.execute(f"INSERT INTO main.{IMAGES_TABLE} FROM incoming")

@@ -15,7 +15,7 @@ from pipeline.findings import damage
 from pipeline.lake.catalog_sql import describe_format, read_spec, select_rows_sql
 from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, MEMORY_LIMIT
 from pipeline.lake.duckdb_errors import classify_read_error, describe_damage, first_line
-from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import describe_os_error, find_file_problem
 from pipeline.lake.meta_tables import CATALOG_FORMAT
@@ -82,7 +82,7 @@ class _CatalogCheck:
         if not path.is_file():
             return "missing"
         try:
-            with open_read_only(path) as db:
+            with read_database(path) as db:
                 db.execute(f"SET temp_directory = ''; SET memory_limit = '{MEMORY_LIMIT}'")  # a dry run writes nothing
                 spec = read_spec(db)
                 problem = self._find_other_publish(spec.snapshot, number)

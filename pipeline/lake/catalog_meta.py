@@ -12,7 +12,7 @@ from pipeline.lake.catalog_images import IMAGE_COLUMNS, IMAGE_KEY, IMAGES_TABLE
 from pipeline.lake.catalog_sql import ARROW_TYPES, describe_format, list_columns
 from pipeline.lake.ledger_rebuild import embed_ledger
 from pipeline.lake.meta_tables import CATALOG_FORMAT, FRESHNESS_COLUMNS, META_TABLES, MetaTable
-from pipeline.lake.physical_tables import PARTS, PHYSICAL_SCHEMA, SUPERSEDED_VERSIONS
+from pipeline.lake.physical_tables import EMBEDDED_LEDGER, PARTS, PHYSICAL_SCHEMA, SUPERSEDED_VERSIONS
 from schemas.references import find_reference
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 
@@ -52,15 +52,38 @@ _DICTIONARY_COLUMNS: Final = (
     ("is_nullable", "BOOLEAN", "The column can be NULL."),
     ("is_view", "BOOLEAN", "The column belongs to a view that is computed from the tables."),
 )
+_LEDGER_COLUMNS: Final = (
+    ("table_name", "VARCHAR", "Table of the ledger."),
+    ("row_json", "VARCHAR", "One row of it, as JSON."),
+)
+_FRESHNESS_COLUMNS: Final = (*(column for column in FRESHNESS_COLUMNS if column[0] != "age_seconds"), CATALOG_FORMAT)
+_FRESHNESS: Final = "meta._freshness"
+_DICTIONARY: Final = "meta.data_dictionary"
 _column_types: Final[dict[bytes, list[tuple[str, str, str]]]] = {}
 
 
+def create_meta(writer: TableWriter) -> None:
+    """Create what the functions of this module write, without rows."""
+    writer.db.execute(f"CREATE SCHEMA {PHYSICAL_SCHEMA}")
+    for name, comment, columns in (
+        (SUPERSEDED_VERSIONS, "Superseded versions of files. Their rows do not count.", _SUPERSEDED_COLUMNS),
+        (PARTS, "Parquet files of this snapshot, with their hashes.", _PART_COLUMNS),
+        (EMBEDDED_LEDGER, "Small tables of the ledger: a lost ledger is rebuilt from them.", _LEDGER_COLUMNS),
+        *((f"meta.{table.name}", table.comment, table.columns) for table in META_TABLES),
+        (_FRESHNESS, "One row: the source of meta.freshness.", _FRESHNESS_COLUMNS),
+        (_DICTIONARY, "One row per column of the tables and views in main.", _DICTIONARY_COLUMNS),
+    ):
+        writer.create(name, comment, columns)
+    age = "epoch(now()) - epoch(watermark) AS age_seconds"
+    selected = ", ".join(age if name == "age_seconds" else name for name, _, _ in FRESHNESS_COLUMNS)
+    writer.db.execute(f"CREATE VIEW meta.freshness AS SELECT {selected} FROM {_FRESHNESS}")
+    comments = [(name, comment) for name, _, comment in FRESHNESS_COLUMNS]
+    writer.comment("VIEW", "meta.freshness", "One row: how current this snapshot is.", comments)
+
+
 def write_superseded_versions(writer: TableWriter, ledger: Ledger) -> None:
-    """Write the table of the versions whose rows do not count, and its schema; the queries of the tables read it."""
-    comment = "Superseded versions of files. Their rows do not count, in any table."
-    if not writer.exists:
-        writer.db.execute(f"CREATE SCHEMA {PHYSICAL_SCHEMA}")
-    _write_table(writer, SUPERSEDED_VERSIONS, comment, _SUPERSEDED_COLUMNS, ledger.superseded_columns())
+    """Write the versions whose rows do not count; the queries of the tables read them."""
+    _write_table(writer, SUPERSEDED_VERSIONS, _SUPERSEDED_COLUMNS, ledger.superseded_columns())
 
 
 def write_meta(writer: TableWriter, ledger: Ledger, spec: CatalogSpec) -> None:
@@ -69,8 +92,7 @@ def write_meta(writer: TableWriter, ledger: Ledger, spec: CatalogSpec) -> None:
     `write_dictionary` writes the data dictionary.
     """
     part_columns = [[getattr(part, name) for part in spec.parts] for name, _, _ in _PART_COLUMNS]
-    comment = "Parquet files of this snapshot, with their hashes."
-    _write_table(writer, PARTS, comment, _PART_COLUMNS, part_columns)
+    _write_table(writer, PARTS, _PART_COLUMNS, part_columns)
     for meta_table in META_TABLES:
         _write_meta_table(writer, meta_table, ledger)
     _write_freshness(writer, ledger, spec)
@@ -78,25 +100,19 @@ def write_meta(writer: TableWriter, ledger: Ledger, spec: CatalogSpec) -> None:
 
 
 def _write_table(
-    writer: TableWriter, name: str, comment: str, columns: Sequence[MetaColumn], values: Iterable[Sequence[Any]]
+    writer: TableWriter, name: str, columns: Sequence[MetaColumn], values: Iterable[Sequence[Any]]
 ) -> None:
     """Fill a table; `values` has one sequence per column."""
-    if not writer.exists:
-        writer.create(name, comment, columns)
     types = [ARROW_TYPES[sql_type] for _, sql_type, _ in columns]
     arrays = [pa.array(cells, arrow_type) for cells, arrow_type in zip(values, types, strict=True)]
     writer.fill(name, pa.table(arrays, names=[column for column, _, _ in columns]))
-
-
-def _comments(columns: Iterable[MetaColumn]) -> list[tuple[str, str]]:
-    return [(name, comment) for name, _, comment in columns]
 
 
 def _write_meta_table(writer: TableWriter, table: MetaTable, ledger: Ledger) -> None:
     rows = ledger.query(table.ledger_query)
     types = [sql_type for _, sql_type, _ in table.columns]
     values = [[_to_arrow_value(row[index], sql_type) for row in rows] for index, sql_type in enumerate(types)]
-    _write_table(writer, f"meta.{table.name}", table.comment, table.columns, values)
+    _write_table(writer, f"meta.{table.name}", table.columns, values)
 
 
 def _to_arrow_value(value: Any, sql_type: str) -> Any:
@@ -119,15 +135,7 @@ def _write_freshness(writer: TableWriter, ledger: Ledger, spec: CatalogSpec) -> 
         "texts_from": properties.texts_from,
         CATALOG_FORMAT[0]: describe_format(),
     }
-    stored = [column for column in (*FRESHNESS_COLUMNS, CATALOG_FORMAT) if column[0] in row]
-    values = [[row[name]] for name, _, _ in stored]
-    _write_table(writer, "meta._freshness", "One row: the source of meta.freshness.", stored, values)
-    if writer.exists:
-        return
-    age = "epoch(now()) - epoch(watermark) AS age_seconds"
-    columns = ", ".join(age if name == "age_seconds" else name for name, _, _ in FRESHNESS_COLUMNS)
-    writer.db.execute(f"CREATE VIEW meta.freshness AS SELECT {columns} FROM meta._freshness")
-    writer.comment("VIEW", "meta.freshness", "One row: how current this snapshot is.", _comments(FRESHNESS_COLUMNS))
+    _write_table(writer, _FRESHNESS, _FRESHNESS_COLUMNS, [[row[name]] for name, _, _ in _FRESHNESS_COLUMNS])
 
 
 def write_dictionary(writer: TableWriter, views: Collection[View]) -> None:
@@ -147,8 +155,7 @@ def write_dictionary(writer: TableWriter, views: Collection[View]) -> None:
             is_key = column_name in IMAGE_KEY
         comment, reference = comments.get((name, column_name)), find_reference(name, column_name)
         rows.append((name, column_name, sql_type, comment, is_key, reference, nullable, name in names))
-    comment = "One row per column of the tables and views in main."
-    _write_table(writer, "meta.data_dictionary", comment, _DICTIONARY_COLUMNS, zip(*rows, strict=True))
+    _write_table(writer, _DICTIONARY, _DICTIONARY_COLUMNS, zip(*rows, strict=True))
 
 
 def _list_column_types(writer: TableWriter, views: Collection[View]) -> list[tuple[str, str, str]]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pipeline.lake.catalog_images import write_image_table
-from pipeline.lake.catalog_meta import write_dictionary, write_meta, write_superseded_versions
+from pipeline.lake.catalog_images import IMAGE_COLUMNS, IMAGES_COMMENT, IMAGES_TABLE, write_image_table
+from pipeline.lake.catalog_meta import create_meta, write_dictionary, write_meta, write_superseded_versions
 from pipeline.lake.catalog_sql import (
     create_empty_tables,
     describe_format,
@@ -21,22 +21,21 @@ from pipeline.lake.catalog_sql import (
 from pipeline.lake.catalog_updates import CHANGED_FILES, update_rows
 from pipeline.lake.duckdb import (
     BUILD_MEMORY_LIMIT,
-    MEDIUM_BLOCKS,
     TableWriter,
     create_database,
+    fill_database,
     split_sorted_query,
     update_database,
 )
-from pipeline.lake.duckdb_files import open_read_only
-from pipeline.lake.history_tables import write_history
+from pipeline.lake.duckdb_files import read_database
+from pipeline.lake.history_tables import create_history, write_history
 from pipeline.lake.image_records import last_image_change
 from pipeline.lake.models import DeltaBase
 from pipeline.lake.parts import estimate_memory
-from pipeline.lake.views import list_views, write_views
+from pipeline.lake.views import FIXED_VIEWS, list_views, write_views
 from schemas.tables import DELETED_FILES, FILES, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     import duckdb
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
 _MAX_ROWS_IN_PLACE: Final = 500_000  # of one table: they are compared with the former ones, in temporary tables
 _MIN_ROWS_IN_PLACE: Final = 100_000  # of the catalog: below, deleted rows slow no query down, and this takes 0.1 s
 _MAX_MERGED_BYTES: Final = 4 * 1024**2  # of a catalog whose updates merge row groups: it stays small of itself
+_empty_catalogs: Final[dict[str, tuple[bytes, DeltaBase]]] = {}
 
 
 class OutdatedCatalogError(Exception):
@@ -59,28 +59,14 @@ def build_tables(
     path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, memory_limit: str = BUILD_MEMORY_LIMIT
 ) -> DeltaBase:
     """Write a catalog to the new file `path`, from the parts."""
-    with create_database(path, spill=layout.spill_dir, block_size=MEDIUM_BLOCKS, memory_limit=memory_limit) as db:
-        writer = TableWriter(db, exists=False)
+    empty = _create_empty(path, layout)
+    with fill_database(path, spill=layout.spill_dir, memory_limit=memory_limit) as db:
+        writer = TableWriter(db, has_rows=False)
         write_superseded_versions(writer, ledger)
-        create_empty_tables(db)
         # In their order: the definitions of workflows depend on the runs.
         rows = sum(_insert_sorted(db, layout, spec, table) for table in TABLES if spec.parts_of(table.name))
-        for table in TABLES:
-            comments = [(column.name, column.comment) for column in list_columns(table)]
-            writer.comment("TABLE", table.qualified_name, table.comment, comments)
-        write_history(writer, layout, spec, since_seq=0)
-        image_change = last_image_change(ledger)
-        write_image_table(writer, ledger)
-        views = _write_views_and_meta(writer, layout, ledger, spec, {})
-    return DeltaBase(
-        commit_seq=spec.snapshot.commit_seq,
-        format=describe_format(),
-        views=views,
-        built_rows=rows,
-        built_bytes=path.stat().st_size,
-        replaced_rows=0,
-        image_change=image_change,
-    )
+        base = _write_records(writer, layout, ledger, spec, empty)
+    return {**base, "built_rows": rows, "built_bytes": path.stat().st_size}
 
 
 def update_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, base: DeltaBase) -> DeltaBase:
@@ -88,7 +74,7 @@ def update_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogS
     since_seq = base["commit_seq"]
     keeps_row_groups = path.stat().st_size > _MAX_MERGED_BYTES
     with update_database(path, spill=layout.spill_dir, keeps_row_groups=keeps_row_groups) as db:
-        writer = TableWriter(db, exists=True)
+        writer = TableWriter(db, has_rows=True)
         write_superseded_versions(writer, ledger)
         changed = select_changed_files_sql(layout, spec, since_seq=since_seq)
         db.execute(f"CREATE TEMP TABLE {CHANGED_FILES} AS {changed}")
@@ -97,25 +83,46 @@ def update_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogS
         for table, files in ((FILES, spec.snapshot.files), (DELETED_FILES, ledger.count_deleted_files())):
             if db.execute(f"SELECT count(*) FROM {table.qualified_name}").fetchall() != [(files,)]:
                 raise OutdatedCatalogError(f"{table.name} has not {files:,} rows")
-        write_history(writer, layout, spec, since_seq=since_seq)
-        image_change = last_image_change(ledger)
-        write_image_table(writer, ledger, since_change=base.get("image_change", 0))
-        views = _write_views_and_meta(writer, layout, ledger, spec, base["views"])
-    return DeltaBase(
-        commit_seq=spec.snapshot.commit_seq,
-        format=base["format"],
+        updated = _write_records(writer, layout, ledger, spec, base)
+    return {**updated, "replaced_rows": base["replaced_rows"] + rows}
+
+
+def _create_empty(path: Path, layout: LakeLayout) -> DeltaBase:
+    """Write a catalog without rows to the new file `path`. Return what an update has to know of it.
+
+    A process makes it once and keeps it: the comments of all columns take most of the time of a small publish.
+    """
+    catalog_format = describe_format()
+    if catalog_format in _empty_catalogs:
+        content, base = _empty_catalogs[catalog_format]
+        path.write_bytes(content)
+        return base
+    with create_database(path, spill=layout.spill_dir) as db:
+        writer = TableWriter(db, has_rows=False)
+        create_empty_tables(db)
+        for table in TABLES:
+            comments = [(column.name, column.comment) for column in list_columns(table)]
+            writer.comment("TABLE", table.qualified_name, table.comment, comments)
+        create_history(writer)
+        writer.create(f"main.{IMAGES_TABLE}", IMAGES_COMMENT, IMAGE_COLUMNS)
+        create_meta(writer)
+        views = write_views(writer, FIXED_VIEWS, {})
+    base = DeltaBase(
+        commit_seq=0,
+        format=catalog_format,
         views=views,
-        built_rows=base["built_rows"],
-        built_bytes=base["built_bytes"],
-        replaced_rows=base["replaced_rows"] + rows,
-        image_change=image_change,
+        built_rows=0,
+        built_bytes=0,
+        replaced_rows=0,
     )
+    _empty_catalogs[catalog_format] = path.read_bytes(), base
+    return base
 
 
 def count_rows(path: Path) -> int:
     """Return the number of rows in the tables of a catalog."""
     counts = " + ".join(f"(SELECT count(*) FROM {table.qualified_name})" for table in TABLES)
-    with open_read_only(path) as db:
+    with read_database(path) as db:
         rows: int = db.execute(f"SELECT {counts}").fetchall()[0][0]
     return rows
 
@@ -158,12 +165,16 @@ def _insert(db: duckdb.DuckDBPyConnection, table: Table, query: str) -> int:
     return inserted
 
 
-def _write_views_and_meta(
-    writer: TableWriter, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, former: Mapping[str, str]
-) -> dict[str, str]:
+def _write_records(
+    writer: TableWriter, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, base: DeltaBase
+) -> DeltaBase:
+    """Write all but the rows of files. Return what the next update has to know of the catalog."""
+    write_history(writer, layout, spec, since_seq=base["commit_seq"])
+    image_change = last_image_change(ledger)
+    write_image_table(writer, ledger, since_change=base.get("image_change", 0))
     views = list_views(layout, ledger)
-    hashes = write_views(writer, [view for view in views if view.sql], former)
-    if hashes != former:
+    hashes = write_views(writer, [view for view in views if view.sql], base["views"])
+    if hashes != base["views"] or not writer.has_rows:
         write_dictionary(writer, views)
     write_meta(writer, ledger, spec)
-    return hashes
+    return {**base, "commit_seq": spec.snapshot.commit_seq, "views": hashes, "image_change": image_change}

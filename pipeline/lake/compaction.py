@@ -155,7 +155,7 @@ def _read_live_batches(
     source = f"SELECT {columns} FROM {read_parts_sql(table.arrow, paths)} AS part"
     if table.is_per_file:
         db.register("incoming", superseded)
-        db.execute("CREATE TABLE superseded AS FROM incoming")
+        db.execute("CREATE TEMP TABLE superseded AS FROM incoming")
         source += f" ANTI JOIN superseded USING (file_id, {COMMIT_SEQ_COLUMN})"
     yield from read_sorted_batches(db, source, table, size=sum(map(estimate_memory, paths)))
 

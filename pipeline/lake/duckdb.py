@@ -11,7 +11,7 @@ import duckdb
 
 from pipeline.atomic_files import temp_name
 from pipeline.lake.duckdb_errors import translate_duckdb_errors
-from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.duckdb_files import open_instance, read_database
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import READ_BATCH_ROWS
 from pipeline.lake.sql import UTC_NOW_SQL, sql_comment, sql_identifier, sql_literal
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 STORAGE_VERSION: Final = "v1.4.0"
 """Format of the database files that scanlake writes. DuckDB clients before 2.0 open it too."""
 
-SMALL_BLOCKS: Final = 16 * 1024
-MEDIUM_BLOCKS: Final = 64 * 1024
-"""Sizes of the blocks of a database file.
+_BLOCK_BYTES: Final = 64 * 1024
+"""Size of the blocks of a database file.
 
 Every table takes at least a block, and every update of one another, so small blocks make a small database. Below 64 KiB
 DuckDB does not compress integers. With its default of 256 KiB a catalog is larger, and scans take the same time.
@@ -60,28 +59,29 @@ def open_worker_connection(spill: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
     Raises `StorageError` if the disk is full, `LakeCorruptedError` if a part is not readable.
     """
-    with translate_duckdb_errors("The lake", reads_parts=True), duckdb.connect(":memory:") as db:
+    with translate_duckdb_errors("The lake", reads_parts=True), open_instance() as db:
         _limit_resources(db, spill)
         yield db
 
 
 @contextmanager
-def create_database(
-    path: Path, *, block_size: int = SMALL_BLOCKS, spill: Path | None = None, memory_limit: str = MEMORY_LIMIT
-) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Create a database at `path`, and yield a connection to it in a transaction. Sorts may spill below `spill`."""
-    options = f", BLOCK_SIZE {block_size}, ROW_GROUP_SIZE {_ROW_GROUP_ROWS}"
-    with _attach_database(path, spill, options, memory_limit) as db:
-        db.execute("BEGIN")
+def create_database(path: Path, *, spill: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Create a database at `path`, and yield a connection to it in a transaction."""
+    with _attach_database(path, spill, f"BLOCK_SIZE {_BLOCK_BYTES}") as db, _transaction(db):
         db.execute(f"CREATE MACRO main.utc_now() AS ({UTC_NOW_SQL})")
         yield db
-        db.execute("COMMIT")
+
+
+@contextmanager
+def fill_database(path: Path, *, spill: Path, memory_limit: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield a connection to the database at `path`, in a transaction. Sorts may spill below `spill`."""
+    with _attach_database(path, spill, memory_limit=memory_limit) as db, _transaction(db):
+        yield db
 
 
 def copy_database(source: Path, target: Path, *, spill: Path) -> None:
     """Write the contents of a database, comments included, to the new file `target`, without deleted rows and waste."""
-    options = f", BLOCK_SIZE {MEDIUM_BLOCKS}, ROW_GROUP_SIZE {_ROW_GROUP_ROWS}"
-    with _attach_database(target, spill, options, BUILD_MEMORY_LIMIT) as db:
+    with _attach_database(target, spill, f"BLOCK_SIZE {_BLOCK_BYTES}", BUILD_MEMORY_LIMIT) as db:
         db.execute(f"ATTACH {sql_literal(str(source))} AS former (READ_ONLY)")
         db.execute("COPY FROM DATABASE former TO lake")
         db.execute("DETACH former")
@@ -98,9 +98,15 @@ def update_database(path: Path, *, spill: Path, keeps_row_groups: bool) -> Itera
         db.execute(f"SET checkpoint_threshold = '{_NO_CHECKPOINT}'")
         if keeps_row_groups:
             db.execute("SET max_vacuum_tasks = 0")
-        db.execute("BEGIN")
-        yield db
-        db.execute("COMMIT")
+        with _transaction(db):
+            yield db
+
+
+@contextmanager
+def _transaction(db: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    db.execute("BEGIN")
+    yield
+    db.execute("COMMIT")
 
 
 @contextmanager
@@ -118,7 +124,7 @@ def halve_memory(db: duckdb.DuckDBPyConnection) -> Iterator[None]:
 
 def count_used_bytes(path: Path) -> int:
     """Return the bytes of the blocks of a database that are in use."""
-    with open_read_only(path) as db:
+    with read_database(path) as db:
         sql = "SELECT block_size * used_blocks FROM pragma_database_size() WHERE database_name = current_database()"
         used: int = db.execute(sql).fetchall()[0][0]
         return used
@@ -126,36 +132,34 @@ def count_used_bytes(path: Path) -> int:
 
 @contextmanager
 def _attach_database(
-    path: Path, spill: Path | None, options: str = "", memory_limit: str = MEMORY_LIMIT
+    path: Path, spill: Path, block_size: str = "", memory_limit: str = MEMORY_LIMIT
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    with duckdb.connect(":memory:") as db:
+    options = [f"STORAGE_VERSION '{STORAGE_VERSION}'", f"ROW_GROUP_SIZE {_ROW_GROUP_ROWS}", *filter(None, [block_size])]
+    with open_instance() as db:
         _limit_resources(db, spill, memory_limit)
-        db.execute(f"ATTACH {sql_literal(str(path))} AS lake (STORAGE_VERSION '{STORAGE_VERSION}'{options})")
+        db.execute(f"ATTACH {sql_literal(str(path))} AS lake ({', '.join(options)})")
         db.execute("USE lake")
         yield db
         db.execute("USE memory")
         db.execute("DETACH lake")  # writes the log into the file
 
 
-def _limit_resources(db: duckdb.DuckDBPyConnection, spill: Path | None, memory_limit: str = MEMORY_LIMIT) -> None:
-    db.execute("SET threads = 1")
-    db.execute("SET enable_progress_bar = false")  # DuckDB prints it to standard output, where --json goes
-    if spill is not None:
-        db.execute(f"SET memory_limit = '{memory_limit}'")
-        with translate_os_errors(spill):
-            spill.mkdir(exist_ok=True)
-        db.execute(f"SET temp_directory = {sql_literal(str(spill / temp_name('duckdb')))}")
+def _limit_resources(db: duckdb.DuckDBPyConnection, spill: Path, memory_limit: str = MEMORY_LIMIT) -> None:
+    db.execute(f"SET memory_limit = '{memory_limit}'")
+    with translate_os_errors(spill):
+        spill.mkdir(exist_ok=True)
+    db.execute(f"SET temp_directory = {sql_literal(str(spill / temp_name('duckdb')))}")
 
 
 @dataclass(frozen=True, slots=True)
 class TableWriter:
     """Writes small tables through a connection.
 
-    `exists`: the tables were created before, and their rows are replaced.
+    `has_rows`: the tables can have rows, which are replaced.
     """
 
     db: duckdb.DuckDBPyConnection
-    exists: bool
+    has_rows: bool
 
     def create(self, name: str, comment: str, columns: Sequence[tuple[str, str, str]]) -> None:
         """Create a table without rows; `columns` has (name, SQL type, comment) of each column."""
@@ -165,7 +169,7 @@ class TableWriter:
 
     def fill(self, name: str, rows: pa.Table) -> None:
         """Write all rows of a table, instead of those that it has."""
-        if self.exists:
+        if self.has_rows:
             self.db.execute(f"DELETE FROM {name}")
         if rows.num_rows:
             self.db.register("incoming", rows)

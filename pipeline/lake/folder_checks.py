@@ -8,7 +8,7 @@ import duckdb
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.duckdb_errors import is_not_a_database
-from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.lake_folder import FolderKind, classify_folder, find_enclosing_lake, find_other_entry
 from pipeline.lake.ledger_format import LedgerIdentity, describe_ledger, identify_ledger
 from pipeline.lake.sqlite_errors import REBUILD_HINT
@@ -40,7 +40,7 @@ def is_own_catalog(path: Path) -> bool:
 
 def is_other_database(path: Path) -> bool:
     """Return whether a file is a database of another program. Raises `duckdb.Error` if it cannot be read."""
-    with open_read_only(path) as db:
+    with read_database(path) as db:
         try:
             db.execute(f"SELECT 1 FROM {FRESHNESS_VIEW} LIMIT 0")
         except duckdb.CatalogException:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import LakeCorruptedError
-from pipeline.lake.catalog_sql import select_documents_sql
+from pipeline.lake.catalog_sql import read_parts_sql, select_documents_sql
 from pipeline.lake.catalog_updates import CHANGED_FILES
 from pipeline.lake.duckdb import halve_memory
 from pipeline.lake.history_views import (
@@ -27,7 +27,7 @@ from pipeline.lake.history_views import (
 )
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.sql import sql_literal
-from schemas.tables import COMMIT_SEQ_COLUMN, FETCHED
+from schemas.tables import COMMIT_SEQ_COLUMN, FETCHED, RAW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,12 +43,20 @@ _EVENTS: Final = f"main.{FILE_EVENTS.name}"
 _BATCH_BYTES: Final = 4 * 1024**2  # of documents that one statement reads
 
 
+def create_history(writer: TableWriter) -> None:
+    """Create the tables without rows. Those of the lake exist."""
+    no_documents = read_parts_sql(RAW, ())
+    versions = select_current_versions_sql(no_documents, since_seq=0)
+    for view, query in ((FILE_VERSIONS, versions), (FILE_EVENTS, select_events_sql(_VERSIONS))):
+        writer.db.execute(f"CREATE TABLE main.{view.name} AS {query}")
+        writer.comment("TABLE", f"main.{view.name}", view.comment, view.columns)
+
+
 def write_history(writer: TableWriter, layout: LakeLayout, spec: CatalogSpec, *, since_seq: int) -> None:
     """Add the versions of later commits than one, and write the events of their files."""
     db = writer.db
     documents = select_documents_sql(layout, spec, since_seq=since_seq)
-    current = select_current_versions_sql(documents, since_seq=since_seq)
-    db.execute(f"INSERT INTO {_VERSIONS} {current}" if writer.exists else f"CREATE TABLE {_VERSIONS} AS {current}")
+    db.execute(f"INSERT INTO {_VERSIONS} {select_current_versions_sql(documents, since_seq=since_seq)}")
     parts = [part for part in spec.parts_of(RAW_TABLE) if part.last_commit_seq > since_seq]
     former = type_documents_sql("incoming")
     with halve_memory(db):  # Arrow takes a row group of documents, of 15 MB, several times over
@@ -56,14 +64,12 @@ def write_history(writer: TableWriter, layout: LakeLayout, spec: CatalogSpec, *,
             db.register("incoming", rows)
             db.execute(f"INSERT INTO {_VERSIONS} {former} ORDER BY file_id, commit_seq")
             db.unregister("incoming")
-    if writer.exists:
+    versions = _VERSIONS
+    if writer.has_rows:
         changed = f"WHERE file_id IN (SELECT file_id FROM {CHANGED_FILES})"
         db.execute(f"DELETE FROM {_EVENTS} {changed}")
-        db.execute(f"INSERT INTO {_EVENTS} {select_events_sql(f'(FROM {_VERSIONS} {changed})')}")
-        return
-    db.execute(f"CREATE TABLE {_EVENTS} AS {select_events_sql(_VERSIONS)} ORDER BY file_id, commit_seq, event")
-    for view in (FILE_VERSIONS, FILE_EVENTS):
-        writer.comment("TABLE", f"main.{view.name}", view.comment, view.columns)
+        versions = f"(FROM {_VERSIONS} {changed})"
+    db.execute(f"INSERT INTO {_EVENTS} {select_events_sql(versions)} ORDER BY file_id, commit_seq, event")
 
 
 def _read_former_documents(db: duckdb.DuckDBPyConnection, paths: list[Path], since_seq: int) -> Iterator[pa.Table]:

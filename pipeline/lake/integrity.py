@@ -20,7 +20,7 @@ from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file, sha256_fi
 from pipeline.errors import LakeCorruptedError, StorageError
 from pipeline.formatting import pluralize
 from pipeline.lake.duckdb_errors import first_line
-from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.image_names import IMAGES, is_image_folder, is_strange_incoming
 from pipeline.lake.layout import translate_os_errors
@@ -120,7 +120,7 @@ def read_recorded_parts(catalogs: Iterable[Path]) -> dict[str, Part]:
     entries: dict[str, Part] = {}
     for path in catalogs:
         if path.is_file():
-            with suppress(duckdb.Error), open_read_only(path) as db:
+            with suppress(duckdb.Error), read_database(path) as db:
                 entries = {part.name: part for part in read_parts(db)} | entries
     return entries
 

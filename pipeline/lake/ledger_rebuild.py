@@ -20,7 +20,7 @@ from pipeline.atomic_files import atomic_write, damaged_name, fsync_file
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.findings import damage, warning
 from pipeline.lake.duckdb_errors import classify_read_error, first_line
-from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.image_records import COLUMNS
 from pipeline.lake.lake_folder import has_restore_mark
@@ -66,13 +66,6 @@ def embed_ledger(writer: TableWriter, ledger: Ledger) -> None:
     rows.append((_FORMAT, str(FORMAT)))
     names, texts = [name for name, _ in rows], [text for _, text in rows]
     table = pa.table({"table_name": pa.array(names, pa.string()), "row_json": pa.array(texts, pa.string())})
-    comment = "Small tables of the ledger: a lost ledger is rebuilt from them."
-    if not writer.exists:
-        columns = (
-            ("table_name", "VARCHAR", "Table of the ledger."),
-            ("row_json", "VARCHAR", "One row of it, as JSON."),
-        )
-        writer.create(EMBEDDED_LEDGER, comment, columns)
     writer.fill(EMBEDDED_LEDGER, table)
 
 
@@ -102,7 +95,7 @@ def rebuild_ledger(layout: LakeLayout, problem: str, *, from_documents: bool) ->
         try:
             with translate_os_errors(layout.ledger), atomic_write(layout.ledger) as temp:
                 with closing(Ledger(temp)) as ledger, ExitStack() as stack:
-                    db = None if source is None else stack.enter_context(open_read_only(source))
+                    db = None if source is None else stack.enter_context(read_database(source))
                     taken = _restore(layout, ledger, db)
                 if source is None and not taken.parts:
                     raise LakeCorruptedError(f"{layout.documents_dir}: no documents can be read.", hint=_NO_SOURCE_HINT)
@@ -150,7 +143,7 @@ def find_sources(layout: LakeLayout, problem: str, *, from_documents: bool) -> l
     sources: list[Path | None] = []
     for path in filter(Path.is_file, (layout.catalog, *snapshots)):
         try:
-            with open_read_only(path) as db:
+            with read_database(path) as db:
                 rows = db.execute(f"SELECT row_json FROM {EMBEDDED_LEDGER} WHERE table_name = '{_FORMAT}'").fetchall()
         except duckdb.Error as error:
             _raise_unless_damaged(error)
@@ -260,5 +253,6 @@ def _restore_retired_parts(target: sqlite3.Connection, layout: LakeLayout) -> No
 
 
 def _rows(db: duckdb.DuckDBPyConnection, sql: str) -> Iterator[tuple[Any, ...]]:
-    result = db.cursor().execute(sql)
+    cursor = db.cursor()  # the rows of another query may be on their way
+    result = cursor.execute("USE lake").execute(sql)
     return chain.from_iterable(iter(lambda: result.fetchmany(_BATCH_ROWS), []))

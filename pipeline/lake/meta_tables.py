@@ -205,7 +205,7 @@ _VERIFICATIONS: Final = MetaTable(
 
 META_TABLES: Final = (_RUNS, _WINDOWS, _REJECTS, _DRIFT, _SNAPSHOTS, _VERIFICATIONS, _REPORTS, _REPORT_FILES, _SHARES)
 
-FRESHNESS_COLUMNS: Final = (
+FRESHNESS_COLUMNS: Final[tuple[MetaColumn, ...]] = (
     ("watermark", _TIMESTAMP, "Every file updated before this time, by the service's clock, is in the lake (UTC)."),
     ("age_seconds", "DOUBLE", "Seconds since the watermark, by the reader's clock."),
     ("snapshot", "BIGINT", "Number of this snapshot."),

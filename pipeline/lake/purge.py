@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake import ledger_writes, lookups
 from pipeline.lake.duckdb import open_worker_connection
-from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.image_records import delete_images
 from pipeline.lake.integrity import check_parts_exist
@@ -198,7 +198,7 @@ def _ids_in_snapshots(lake: Lake, file_ids: Collection[int]) -> set[int]:
 def read_ids_in_catalog(path: Path, file_ids: Collection[int]) -> set[int]:
     """Return those of the ids that have rows in the tables of a catalog. Raises `duckdb.Error`."""
     result = set[int]()
-    with open_read_only(path) as db:
+    with read_database(path) as db:
         tables = db.execute(
             "SELECT schema_name, table_name FROM duckdb_tables() JOIN duckdb_columns()"
             " USING (schema_name, table_name) WHERE column_name = 'file_id'"

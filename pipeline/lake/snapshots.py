@@ -10,7 +10,7 @@ import duckdb
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.column_differences import find_differing_columns
-from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import missing_or_resized_parts
 from pipeline.lake.ledger_format import refuse_other_formats
@@ -55,7 +55,7 @@ def require_snapshot(layout: LakeLayout, number: int) -> Path:
 def read_snapshot(path: Path) -> SnapshotContents:
     """Return the contents of the catalog at `path`. Raises `LakeCorruptedError` when it cannot be read."""
     try:
-        with open_read_only(path) as db:
+        with read_database(path) as db:
             number, run_id, complete, watermark = db.execute(
                 "SELECT snapshot, s.run_id, f.complete, epoch_us(f.watermark)"
                 " FROM meta._freshness AS f LEFT JOIN meta.snapshots AS s USING (snapshot)"
@@ -81,7 +81,7 @@ def find_snapshot_at(layout: LakeLayout, at: int, *, or_other: bool = False) -> 
     """
     sql = "SELECT snapshot, epoch_us(published_at), complete FROM meta.snapshots ORDER BY snapshot"
     try:
-        with open_read_only(layout.catalog) as db:
+        with read_database(layout.catalog) as db:
             rows: list[tuple[int, int, bool]] = db.execute(sql).fetchall()
     except duckdb.Error as error:
         raise LakeCorruptedError(f"{layout.catalog.name} cannot be read.") from error

@@ -47,6 +47,8 @@ _MAX_SHOWN_CHARS: Final = 100
 _MAX_SHOWN_SPELLINGS: Final = 5
 _MAX_FORM_VIEWS: Final = 100  # every publish writes them
 _FIXED: Final = (DAMAGE, ADDRESSES, PROGRESS, OPEN_RUNS, FILE_SUMMARY)
+FIXED_VIEWS: Final = (WORKFLOWS, WORKFLOW_STEPS, *_FIXED)
+"""The views that every catalog has with the same query."""
 _WIDTH_NOTE: Final = (
     "Names with equal labels get a number: status, Status (2); the comment of a column has its name."
     f" At most {MAX_WIDE_COLUMNS} columns, for the most frequent names."

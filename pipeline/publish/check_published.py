@@ -10,7 +10,7 @@ from pipeline.atomic_files import sha256_file
 from pipeline.errors import ScanlakeError, SettingsError
 from pipeline.findings import error, from_error, ok, warning
 from pipeline.formatting import pluralize
-from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.layout import lock_lake_for_reading
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.physical_tables import read_parts
@@ -105,7 +105,7 @@ class _Check:
         if sha256_file(file) != self._record.catalog.sha256:
             yield CATALOG, "not what was published (sha256 differs)"
             return
-        with open_read_only(file) as db:
+        with read_database(file) as db:
             parts = [part for part in read_parts(db) if part.table_name == RAW_TABLE and self._record.documents]
         self._objects += len(parts)
         for part in parts:

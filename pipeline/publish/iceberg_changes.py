@@ -6,9 +6,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-import duckdb
-
 from pipeline.lake.duckdb_errors import translate_duckdb_errors
+from pipeline.lake.duckdb_files import open_instance
 from pipeline.lake.sql import sql_literal
 from pipeline.publish.iceberg_format import (
     FileChanges,
@@ -52,8 +51,7 @@ def find_superseded_positions(
     if not dirty:
         return {}
     paths = ", ".join(map(sql_literal, dirty))
-    with translate_duckdb_errors("The lake", reads_parts=True), duckdb.connect(":memory:") as db:
-        db.execute("SET enable_progress_bar = false")
+    with translate_duckdb_errors("The lake", reads_parts=True), open_instance() as db:
         db.execute(f"SET memory_limit = '{_MEMORY_LIMIT}'")
         db.register("superseded", superseded)
         rows = db.execute(

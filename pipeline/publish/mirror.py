@@ -15,7 +15,7 @@ import duckdb
 
 from pipeline.atomic_files import sha256_file
 from pipeline.errors import ForeignObjectError, LakeCorruptedError, ScanlakeError, SettingsError
-from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.publish.image_objects import (
@@ -286,7 +286,7 @@ class _Mirror:
 def _read_snapshot_number(catalog: Path) -> int | None:
     """Return the number of the snapshot that a catalog shows; None if it cannot be read."""
     try:
-        with open_read_only(catalog) as db:
+        with read_database(catalog) as db:
             ((number,),) = db.execute("SELECT snapshot FROM meta._freshness").fetchall()
     except (duckdb.Error, ValueError):
         return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 
 from pipeline.errors import SettingsError
-from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.image_names import IMAGES
 from pipeline.logs import get_logger
 from pipeline.publish.store_records import require_lake
@@ -84,7 +84,7 @@ def _read_run_id(store: ObjectStore, path: str) -> str | None:
         file = Path(folder, "catalog.duckdb")
         store.download(path, file)
         try:
-            with open_read_only(file) as db:
+            with read_database(file) as db:
                 rows = db.execute(
                     "SELECT run_id FROM meta.snapshots WHERE snapshot = (SELECT snapshot FROM meta._freshness)"
                 ).fetchall()

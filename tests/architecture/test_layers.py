@@ -180,7 +180,7 @@ def test_only_some_modules_import_by_name() -> None:
 
 
 def test_databases_are_opened_in_one_place() -> None:
-    """Only `open_read_only` opens a file to read it: for a file of SQLite DuckDB would wait for the network."""
+    """One module opens files to read them, and refuses those of SQLite: for them DuckDB waits for the network."""
     openers = [
         module.name
         for module in product_modules()

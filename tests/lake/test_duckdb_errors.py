@@ -18,6 +18,7 @@ from pipeline.lake.duckdb_errors import (
     translate_duckdb_errors,
     write_error,
 )
+from pipeline.lake.duckdb_files import open_instance
 from tests.lake.corruption import file_size_limit, limited
 
 if TYPE_CHECKING:
@@ -108,3 +109,35 @@ def test_an_interrupt_has_two_classes() -> None:
     assert is_interrupt(duckdb.InterruptException("INTERRUPT Error: Interrupted!"))
     assert is_interrupt(RuntimeError("Query interrupted"))
     assert not is_interrupt(RuntimeError("dictionary changed size"))
+
+
+_SHOWN = "SELECT current_setting('memory_limit'), current_setting('temp_directory'), current_setting('threads')"
+
+
+def test_an_instance_is_used_again_as_new(tmp_path: Path) -> None:
+    """Nothing of one work is seen by the next: no setting, table or file, also after an error or a spill."""
+    found, path = [], tmp_path / "x.duckdb"
+
+    def look(db: duckdb.DuckDBPyConnection) -> None:
+        names = db.execute("SELECT database_name FROM (SHOW DATABASES)").fetchall()
+        found.append((db.execute(_SHOWN).fetchall(), names, db.execute("FROM duckdb_tables()").fetchall()))
+
+    with open_instance() as db:
+        look(db)
+    with open_worker_connection(tmp_path / "spill") as db:
+        db.execute("CREATE TEMP TABLE t AS FROM range(5)")
+    with pytest.raises(duckdb.CatalogException), open_instance() as db:
+        db.execute(f"ATTACH '{path}' AS lake; CREATE TABLE lake.t AS FROM range(5); FROM missing")
+    with open_instance() as db:
+        look(db)
+    with open_worker_connection(tmp_path / "spill") as db:
+        look_at = db.execute(f"ATTACH '{path}' AS lake").execute("FROM lake.t").fetchall()
+        assert look_at == [(number,) for number in range(5)]
+        db.execute("SET memory_limit = '20MB'")
+        db.execute("CREATE TEMP TABLE spilled AS FROM range(20_000_000)")
+        db.execute("DETACH lake")
+    with open_instance() as db:
+        look(db)
+    assert found[0] == found[1] == found[2]
+    assert found[0][1:] == ([("memory",)], [])
+    assert found[0][0][0][2] == 1

@@ -12,11 +12,12 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 import pytest
 
+from pipeline.lake import duckdb_files
 from pipeline.lake.catalog import compact_catalog
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
@@ -104,12 +105,6 @@ class _Connection:
     def __init__(self, real: duckdb.DuckDBPyConnection, steps: Steps) -> None:
         self._real, self._steps = real, steps
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._real.close()
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
@@ -126,7 +121,7 @@ def counted(steps: Steps) -> Iterator[None]:
     After one step nothing changes until the next, so a step is reached before it is done; a copy in its middle.
     """
     real_copy, real_rename = shutil.copyfile, Path.rename
-    real_transaction, real_connect = Ledger.transaction, duckdb.connect
+    real_transaction, real_instance = Ledger.transaction, duckdb_files.open_instance
 
     def copy(source: Path, target: Path) -> Path:
         content = Path(source).read_bytes()
@@ -147,15 +142,17 @@ def counted(steps: Steps) -> Iterator[None]:
             yield db
             steps.reach("before a commit of the ledger")
 
-    def connect(*arguments: Any, **options: Any) -> _Connection:
-        return _Connection(real_connect(*arguments, **options), steps)
+    @contextmanager
+    def open_instance() -> Iterator[_Connection]:
+        with real_instance() as db:
+            yield _Connection(db, steps)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shutil, "copyfile", copy)
         patch.setattr(fcntl, "ioctl", refuse)  # a shared copy has no half
         patch.setattr(Path, "rename", rename)
         patch.setattr(Ledger, "transaction", transaction)
-        patch.setattr(duckdb, "connect", connect)
+        patch.setattr("pipeline.lake.duckdb.open_instance", open_instance)
         yield
 
 

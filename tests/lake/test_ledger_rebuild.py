@@ -173,7 +173,7 @@ def test_an_error_that_shows_no_damage(lake: Path) -> None:
     before = sorted(lake.rglob("*"))
     for text, kind in (("Too many open files", StorageError), ("Conflicting lock is held in PID 1", LakeLockedError)):
         error = duckdb.IOException(f'IO Error: Cannot open file "{lake}/catalog.duckdb": {text}')
-        with patch.object(ledger_rebuild, "open_read_only", side_effect=error), pytest.raises(kind):
+        with patch.object(ledger_rebuild, "read_database", side_effect=error), pytest.raises(kind):
             checked(lake)
         assert sorted(lake.rglob("*")) == before
 

@@ -17,12 +17,13 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.models import SnapshotRecord
+from pipeline.lake.physical_tables import SUPERSEDED_VERSIONS
 from pipeline.lake.view_definitions import PROGRESS, WORKFLOW_STEPS, WORKFLOWS
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.sync import SyncSummary, TimeRange, sync
 from pipeline.sync.verify import VerifyMode, VerifyResult, verify
-from schemas.tables import TABLES
+from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 from tests.constants import run_constants
 from tests.oracle import differences
 
@@ -86,13 +87,14 @@ def opened(lake: Path) -> duckdb.DuckDBPyConnection:
 def stored(lake: Path) -> duckdb.DuckDBPyConnection:
     """The tables that a publish would show, and the views of workflows. It changes nothing in the lake."""
     layout, db = LakeLayout(lake), duckdb.connect(config={"threads": 1})
-    db.execute("CREATE SCHEMA meta")
+    db.execute("CREATE SCHEMA meta; CREATE SCHEMA physical")
+    db.execute(f"CREATE TABLE {SUPERSEDED_VERSIONS} (file_id BIGINT, {COMMIT_SEQ_COLUMN} BIGINT)")
     with closing(Ledger(layout.ledger)) as ledger:
         record = SnapshotRecord(0, 0, "", complete=False, commit_seq=0, files=0, watermark=None)
         spec = CatalogSpec(record, ledger.parts(), has_superseded_rows=True)
-        write_superseded_versions(TableWriter(db, exists=False), ledger)
+        write_superseded_versions(TableWriter(db, has_rows=False), ledger)
     for table in TABLES:
-        db.execute(f"CREATE TABLE {table.qualified_name} AS {select_rows_sql(layout, spec, table)}")
+        db.execute(f"CREATE VIEW {table.qualified_name} AS {select_rows_sql(layout, spec, table)}")
     for view in (WORKFLOWS, WORKFLOW_STEPS, PROGRESS):
         db.execute(f"CREATE VIEW {view.name} AS {view.sql}")
     return db
