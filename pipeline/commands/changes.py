@@ -70,8 +70,8 @@ def run(
     """List the files that were added, changed or deleted since a time, with the columns that differ.
 
     A time means the snapshot that readers saw then, or the kept one before it; before the first sync, what that sync
-    has brought. `scanlake snapshots` lists the kept ones. A file is changed if it was fetched again with different
-    content. A table without a column has more or fewer rows.
+    has brought. `scanlake snapshots` lists the kept ones. A file is changed if a value or the number of its rows
+    differs; a file that was fetched again with equal content is not. A table without a column has more or fewer rows.
     """
     layout = require_catalog(context.settings())
     chosen = choose_format(output_format, None, _FORMATS, as_json=context.as_json)
@@ -80,7 +80,7 @@ def run(
     before, later = read_snapshot(before_path), read_snapshot(later_path)
     if later.snapshot < before.snapshot:
         raise SettingsError("--until is before --since.", hint="Give the earlier snapshot as --since.")
-    files = [_describe(change) for change in diff_snapshots(before_path, later_path, with_columns=True)]
+    files = [_describe(change) for change in diff_snapshots(before_path, later_path)]
     counts = Counter(file.change for file in files)
     result = ChangeList(before.snapshot, later.snapshot, {kind: counts[kind] for kind in _KINDS}, files)
     if chosen is OutputFormat.TABLE:

@@ -127,10 +127,11 @@ class Change:
     columns: tuple[str, ...] = ()
 
 
-def diff_snapshots(before: Path, later: Path, *, with_columns: bool = False) -> Iterator[Change]:
+def diff_snapshots(before: Path, later: Path) -> Iterator[Change]:
     """Yield the files that were added, changed or deleted from one catalog to another, by id.
 
-    Raises `LakeCorruptedError` when one cannot be read. `with_columns`: compare the rows of changed files.
+    A file that was only fetched again is no change: a sync fetches again what changed within the second of its fetch.
+    Raises `LakeCorruptedError` when one cannot be read.
     """
     with _open_memory_db() as db:
         for name, path in (("before", before), ("later", later)):
@@ -146,9 +147,12 @@ def diff_snapshots(before: Path, later: Path, *, with_columns: bool = False) -> 
         )
         while rows := result.fetchmany(_BATCH_ROWS):
             changes = [Change(*row) for row in rows]
-            file_ids = [change.file_id for change in changes if with_columns and change.change == "changed"]
+            file_ids = [change.file_id for change in changes if change.change == "changed"]
             columns = find_differing_columns(db.cursor(), file_ids) if file_ids else {}
-            yield from (replace(change, columns=tuple(columns.get(change.file_id, ()))) for change in changes)
+            for change in changes:
+                names = tuple(columns.get(change.file_id, ()))
+                if names or change.change != "changed":
+                    yield replace(change, columns=names)
 
 
 _VERSIONS_SQL: Final = (

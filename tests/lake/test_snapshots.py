@@ -108,6 +108,18 @@ def test_changes_name_the_columns_that_differ(tmp_path: Path) -> None:
     assert csv_row.endswith(",ref 1,2026-11-18T11:06:40.000001Z,files.updated_at uploads.comment fields")
 
 
+def test_changes_leave_out_files_with_equal_content(tmp_path: Path) -> None:
+    """A file that was only fetched again, in other order or not, is no change."""
+    lake = tmp_path / "lake"
+    rows = [{"file_id": 1, "id": number, "position": place} for place, number in enumerate((5, 6))]
+    with Lake(lake, doing="test") as made:
+        for stamp, uploads in enumerate((rows, rows, rows[::-1])):
+            commit(made, {1: 1, 2: 0} | ({3: 0} if stamp else {}), {"uploads": uploads})
+            made.publish("", at=AT + stamp, complete=True, watermark=AT)
+    assert [(row["file_id"], row["change"]) for row in _change_of(lake, "--since", "1")] == [(3, "added")]
+    assert told(lake, "changes", "--since", "2") == "0 added, 0 changed, 0 deleted from snapshot 2 to 3\n"
+
+
 def test_changes_since_a_time(tmp_path: Path) -> None:
     """A duration, a date or an instant means the snapshot that readers saw then, or the kept one before it."""
     lake, now, hour = tmp_path / "lake", now_us(), 3_600 * SECOND
