@@ -57,17 +57,21 @@ EXIT_CODE_MEANINGS: Final = {
     ExitCode.REJECTS: "done, but not for everything (the output names the rest)",
     ExitCode.LOCKED: "another run holds the lake, the folder or the target",
     ExitCode.FAILED: "failed (nothing is lost, run again)",
-    ExitCode.PROTOCOL: "the service broke its contract",
-    ExitCode.AUTH: "token refused",
-    ExitCode.USAGE: "wrong settings or options",
     ExitCode.PUBLISH: "the object storage failed or refused",
+    ExitCode.PROTOCOL: "the service broke its contract",
+    ExitCode.USAGE: "wrong settings or options",
+    ExitCode.AUTH: "token refused",
     ExitCode.STORAGE: "disk full or permission denied",
     ExitCode.DAMAGE: "damage found",
     ExitCode.BUG: "a bug in scanlake",
     ExitCode.BROKEN_PIPE: "the reader of the output has left",
     ExitCode.INTERRUPTED: "interrupted",
 }
-"""The words of the help and the documents for each code, the most severe code last."""
+"""The words of the help and the documents for each code, the most severe code last.
+
+First what the next run can end, then what the operator must correct, then what harms data. A refused token outweighs
+wrong settings: it comes without an edit, and it can need another person.
+"""
 
 
 def most_severe(codes: Iterable[int]) -> ExitCode:

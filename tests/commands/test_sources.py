@@ -137,6 +137,9 @@ def test_a_mistake_in_the_sources_is_one_clear_line(text: str, source: str | Non
         ([3, 9, 1], ExitCode.DAMAGE),
         ([4, 0], ExitCode.REJECTS),
         ([2, 130], ExitCode.INTERRUPTED),
+        ([2, 3, 6], ExitCode.AUTH),
+        ([2, 8, 1], ExitCode.USAGE),
+        ([3, 7, 8], ExitCode.STORAGE),
         ([77], ExitCode.FAILED),
         ([], ExitCode.OK),
     ],
@@ -210,7 +213,7 @@ async def test_syncs_of_all_sources(tmp_path: Path) -> None:
         for name, line in zip(("s0", "s1"), status.out.splitlines(), strict=True):
             assert line.endswith(f"/lake/{name}. Run `scanlake sync --source {name}` first, or correct --lake."), line
         mixed = await ask("sync --all --jobs 1", SCANLAKE_TOKEN_S0="another-token", SCANLAKE_TOKEN_S1="two words")
-        assert mixed.code == 2
+        assert mixed.code == 3
         [refused, wrong] = mixed.out.splitlines()
         assert refused.startswith("s0  failed (3): ")
         assert wrong.startswith("s1  failed (2): SCANLAKE_TOKEN_S1 ")
