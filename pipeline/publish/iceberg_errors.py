@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
 from pyiceberg import exceptions as iceberg
-from requests import RequestException
+from requests import HTTPError, RequestException
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from pipeline.errors import PublishConflictError, PublishError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _CONFLICTS: Final = (iceberg.CommitFailedException, iceberg.TableAlreadyExistsError, IntegrityError)
 _REFUSALS: Final = (iceberg.UnauthorizedError, iceberg.ForbiddenError, iceberg.AuthorizationExpiredError)
+_REFUSAL_STATUSES: Final = frozenset({401, 403, 419})  # 419: expired, by the protocol of REST catalogs
 _OTHERS: Final[tuple[type[Exception], ...]] = (
     SQLAlchemyError,
     RequestException,
@@ -49,8 +50,12 @@ def translate_catalog_errors() -> Iterator[None]:
         yield
     except _CONFLICTS as error:
         raise PublishConflictError("Iceberg: another publisher has changed a table.") from error
-    except _REFUSALS as error:
-        raise PublishError("The Iceberg catalog refuses the credentials.", hint=CONFIGURATION_HINT) from error
     except _OTHERS as error:
-        name = type(error).__name__
-        raise PublishError(f"The Iceberg catalog cannot be used ({name}).", hint=CONFIGURATION_HINT) from error
+        problem = "refuses the credentials" if _is_refusal(error) else f"cannot be used ({type(error).__name__})"
+        raise PublishError(f"The Iceberg catalog {problem}.", hint=CONFIGURATION_HINT) from error
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Return whether the catalog refuses the credentials: pyiceberg names that only for its own endpoints."""
+    status = error.response.status_code if isinstance(error, HTTPError) and error.response is not None else None
+    return isinstance(error, _REFUSALS) or status in _REFUSAL_STATUSES

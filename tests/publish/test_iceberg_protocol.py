@@ -186,6 +186,8 @@ def test_a_catalog_changes_all_tables_at_once_if_it_can(changes: Changes, tmp_pa
         (204, None, ""),
         (409, PublishConflictError, "another publisher has changed a table"),
         (500, PublishError, r"cannot be used \(HTTPError\)"),
+        (401, PublishError, "refuses the credentials"),
+        (403, PublishError, "refuses the credentials"),
         (UnauthorizedError(), PublishError, "refuses the credentials"),
         (404, None, ""),
     ]
