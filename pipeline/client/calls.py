@@ -103,6 +103,7 @@ class CallRunner:
             total_deadline_seconds=options.total_deadline_seconds,
             initial_connect_seconds=options.initial_connect_seconds,
             max_retry_after_seconds=options.max_retry_after_seconds,
+            max_silence_seconds=options.max_silence_seconds,
             time_source=time_source or TimeSource(),
         )
         return cls(send, limiter, policy, stats, redactor)
@@ -152,6 +153,7 @@ class CallRunner:
                 error.detail = self.redactor.redact_text(error.detail)
                 error.args = (error.detail,)
                 self.stats.error_kinds[error.kind] += 1
+                self.retry_policy.note_failure(error, started)
                 if isinstance(error, ThrottledError):
                     self.stats.throttled += not error.is_overload
                     # The pause of a call that is not repeated must not stop the others.
@@ -169,6 +171,7 @@ class CallRunner:
                 elif isinstance(error, AuthenticationError):
                     limiter.fail_all(error)
                 raise
+            self.retry_policy.silent_since = None
             limiter.on_success(clock() - started)
             return value
 

@@ -23,6 +23,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from pipeline.client.tls_errors import describe_tls_error
 from pipeline.errors import ScanlakeError, ServiceUnavailableError
 
+ANSWER_KINDS: Final = frozenset({"cut", "slow", "size"})
+"""The kinds of failed attempts whose answer has begun."""
+
 
 class AttemptError(Exception):
     """One attempt failed. It never leaves the client package.

@@ -20,6 +20,7 @@ _MAX_ATTEMPT_TIMEOUT_SECONDS: Final = 60.0
 _FILES_OF_THE_LAKE: Final = 128  # open files that are no connections: 22 measured in a sync, and parts while published
 _MIN_CONNECTIONS: Final = 8
 _MAX_IMAGE_CONCURRENCY: Final = 64  # of one image host
+_MAX_IMAGE_HOST_SILENCE_SECONDS: Final = 10.0  # one that restarts is back; one that is down ends the run
 
 _log = get_logger()
 
@@ -40,7 +41,9 @@ def create_client(
 
 def create_image_client(settings: Settings, token: str) -> ImageClient:
     """Return the client for the images' hosts. It never sends `token`."""
-    return ImageClient(str(settings.base_url), token, options=_create_options(settings, _MAX_IMAGE_CONCURRENCY))
+    options = _create_options(settings, _MAX_IMAGE_CONCURRENCY)
+    options = replace(options, max_silence_seconds=_MAX_IMAGE_HOST_SILENCE_SECONDS)
+    return ImageClient(str(settings.base_url), token, options=options)
 
 
 def _create_options(settings: Settings, max_concurrency: int) -> ClientOptions:

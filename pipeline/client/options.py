@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +30,7 @@ class ClientOptions:
     max_body_bytes: int = 64 * MIB
     token_location: Literal["query", "header"] = "query"  # noqa: S105 - a location, not a token
     max_retry_after_seconds: float = 900.0
+    max_silence_seconds: float = math.inf  # of a host, after which no call to it is repeated
     user_agent: str = "scanlake"
     proxy: str | None = None  # for https only: a proxy would see the token in plain http
 

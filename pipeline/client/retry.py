@@ -1,12 +1,14 @@
 """Retry policy for all idempotent calls.
 
 A call is limited by attempts and by time, with exponential back-off and full jitter. A budget limits the retries of
-all calls together: about one for every two requests, an initial capacity, and one per second.
+all calls together: about one for every two requests, an initial capacity, and one per second. No retry begins
+after a long silence of the host: many calls that each wait for the budget would take minutes to find out the same.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from dataclasses import dataclass, field
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import tenacity
 
-from pipeline.client.errors import AttemptError, ThrottledError
+from pipeline.client.errors import ANSWER_KINDS, AttemptError, ThrottledError
 from pipeline.logs import get_logger
 
 if TYPE_CHECKING:
@@ -76,12 +78,27 @@ class RetryPolicy:
     total_deadline_seconds: float = 300.0
     initial_connect_seconds: float = 15.0
     max_retry_after_seconds: float = 900.0
+    max_silence_seconds: float = math.inf  # no call is repeated later after the start of the host's silence
     time_source: TimeSource = TimeSource()
     was_answered: bool = False  # the service has sent any answer at all
+    silent_since: float | None = None  # start of the first attempt that failed since the last sign of life
     budget: RetryBudget = field(init=False)
 
     def __post_init__(self) -> None:
         self.budget = RetryBudget(self.time_source.clock)
+
+    def note_failure(self, error: AttemptError, started: float) -> None:
+        """Record an attempt that began at `started`: a pause that the host asks for, or a part of a body, is a sign."""
+        asks_for_pause = isinstance(error, ThrottledError) and (error.retry_after or not error.is_overload)
+        if asks_for_pause or error.kind in ANSWER_KINDS:
+            self.silent_since = None
+        elif self.silent_since is None:
+            self.silent_since = started
+
+    def silence_left(self) -> float:
+        """Return the seconds until the host has been silent for too long: then each call has a last attempt."""
+        silence = 0.0 if self.silent_since is None else self.time_source.clock() - self.silent_since
+        return max(0.0, self.max_silence_seconds - silence)
 
     async def retry(
         self,
@@ -141,7 +158,7 @@ class _RetryState:
                 return policy.time_source.random() * _MAX_THROTTLE_JITTER_SECONDS
         self.failures += 1
         max_pause = min(_MAX_JITTER_SECONDS, _FIRST_JITTER_SECONDS * 2.0 ** (self.failures - 1))
-        return max(policy.time_source.random() * max_pause, policy.budget.withdraw())
+        return min(max(policy.time_source.random() * max_pause, policy.budget.withdraw()), policy.silence_left())
 
     def is_exhausted(self, call: tenacity.RetryCallState) -> bool:
         """Return whether attempts or time are used up. No pause begins that would end after the deadline."""
@@ -153,7 +170,7 @@ class _RetryState:
             if kind == "handshake" and self.failures >= _MAX_FIRST_HANDSHAKES:
                 return True
             deadline = min(deadline, policy.initial_connect_seconds)
-        return policy.time_source.clock() + call.upcoming_sleep - self.started > deadline
+        return not policy.silence_left() or policy.time_source.clock() + call.upcoming_sleep - self.started > deadline
 
 
 def _error_of(call: tenacity.RetryCallState) -> AttemptError:

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from pipeline.client.errors import RetriesExhaustedError
+from pipeline.client.errors import ANSWER_KINDS, RetriesExhaustedError
 from pipeline.client.factory import create_client, create_image_client
 from pipeline.client.image_downloads import DownloadedImage, ImageAnswer, InvalidLink, RefusedImage
 from pipeline.errors import ServiceUnavailableError
@@ -36,10 +36,13 @@ _BATCH_IMAGES: Final = 128
 _BATCH_SECONDS: Final = 1.0
 _POLL_SECONDS: Final = 0.02
 _PROGRESS_SECONDS: Final = 0.25
-_MAX_CONSECUTIVE_FAILURES: Final = 20  # of a host without one success in between: it is down
-_ANSWERS: Final = frozenset({"cut", "slow", "size"})  # kinds of failures whose answer has begun
+_MAX_CONSECUTIVE_FAILURES: Final = 16  # without an answer in between: the host is down
 _ABSENCES: Final = frozenset({429, 502, 503, 504})  # the host, or what is in front of it, cannot answer now
 _log = get_logger()
+
+
+class _HostDownError(Exception):
+    """No host answers: no further image is asked for."""
 
 
 class ImageDownloader:
@@ -115,14 +118,17 @@ class ImageDownloader:
 
     async def _fetch_all(self, work: WorkList) -> None:
         workers = self._client.max_concurrency
-        async with asyncio.TaskGroup() as group:
-            for _ in range(workers):
-                group.create_task(self._fetch_from_queue())
-            while self._problem is None and (items := await asyncio.to_thread(work.next_page)):
-                for item in items:
-                    await self._work.put(item)
-            for _ in range(workers):
-                await self._work.put(None)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(workers):
+                    group.create_task(self._fetch_from_queue())
+                while items := await asyncio.to_thread(work.next_page):
+                    for item in items:
+                        await self._work.put(item)
+                for _ in range(workers):
+                    await self._work.put(None)
+        except* _HostDownError:
+            _log.warning("image_host.down", problem=self._problem, failures=len(self._failures))
         if self._has_answered and self._problem is None:
             await self._put_failures()
         elif self._failures:
@@ -130,8 +136,7 @@ class ImageDownloader:
 
     async def _fetch_from_queue(self) -> None:
         while (item := await self._work.get()) is not None:
-            if self._problem is None:
-                await self._fetch(item)
+            await self._fetch(item)
 
     async def _fetch(self, item: WorkItem) -> None:
         """Fetch one picture and put its outcome into the queue."""
@@ -175,12 +180,12 @@ class ImageDownloader:
         return answer
 
     def _record_failure(self, item: WorkItem, error: RetriesExhaustedError) -> None:
-        """Keep a failure until a host has answered. Many in a row show that it is down."""
-        self._has_answered |= error.kind in _ANSWERS or (error.status or 0) not in {0, *_ABSENCES}
+        """Keep a failure until a host has answered. Raises `_HostDownError` after many in a row."""
+        self._has_answered |= error.kind in ANSWER_KINDS or (error.status or 0) not in {0, *_ABSENCES}
         self._failures.append(ImageRecord(*item.key, ImageState.FAILED, now_us(), error.message.rstrip(".")))
-        if len(self._failures) >= _MAX_CONSECUTIVE_FAILURES and self._problem is None:
+        if len(self._failures) >= _MAX_CONSECUTIVE_FAILURES:
             self._problem = error.message
-            _log.warning("image_host.down", problem=error.message, failures=len(self._failures))
+            raise _HostDownError
 
     async def _put_failures(self) -> None:
         failures, self._failures = self._failures, []
