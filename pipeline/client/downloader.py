@@ -29,6 +29,10 @@ SPARE_CONNECTIONS: Final = 8
 _DOWNLOAD_SECONDS: Final = 3_600.0
 
 
+class PrivateLinkError(ProtocolError):
+    """The link itself leads to a private address: nothing was sent."""
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """A link that may be requested: absolute, and its origin."""
@@ -113,7 +117,7 @@ class Downloader:
         """
         if self.session is None:
             raise RuntimeError("use the client as an asynchronous context: async with Client(...)")
-        for _ in range(MAX_REDIRECTS + 1):
+        for redirects in range(MAX_REDIRECTS + 1):
             download.reset()
             try:
                 await self._resolver.resolve_service_host()
@@ -138,7 +142,8 @@ class Downloader:
                     return response
                 continue
             if is_private:
-                raise ProtocolError(f"The service named {self._subject} with a private address.")
+                error_type = ProtocolError if redirects else PrivateLinkError
+                raise error_type(f"The service named {self._subject} with a private address.")
             raise attempt_error  # outside of the handler, so that aiohttp's exception is not its context
         raise ProtocolError(f"{call.label}: redirected more than {MAX_REDIRECTS} times.")
 

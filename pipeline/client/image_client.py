@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from pipeline.client.body_reader import BodyReader
 from pipeline.client.calls import ApiCall, CallRunner, RequestStats
-from pipeline.client.downloader import Downloader
+from pipeline.client.downloader import Downloader, PrivateLinkError
 from pipeline.client.image_downloads import ImageAnswer, ImageDownload, ImageTarget, RefusedImage
 from pipeline.client.options import ClientOptions, check_base_url
 from pipeline.client.token_redactor import TokenRedactor
@@ -82,12 +82,15 @@ class ImageClient:
         as for a redirect that must not be followed. Raises `RetriesExhaustedError`.
         """
         download = ImageDownload(target)
-        self.stats.other += 1
         send = partial(self._downloader.send, download, link)
         if (runner := self._runners.get(link.origin)) is None:
             runner = CallRunner.create(send, self._options, self.stats, self._redactor, time_source=self._time_source)
             self._runners[link.origin] = runner
+        is_sent = True
         try:
             return await replace(runner, send=send).run(ApiCall("GET image", link.address, download.result))
         except ProtocolError as error:
+            is_sent = not isinstance(error, PrivateLinkError)
             return RefusedImage(error.message.rstrip("."))
+        finally:
+            self.stats.other += is_sent

@@ -82,7 +82,9 @@ async def _ask(server: Scripted, tmp_path: Path, url: str) -> object:
         file = IncomingFile(tmp_path)
         try:
             link = client.check(url)
-            return link if isinstance(link, RefusedImage) else await client.download(link, file)
+            result = link if isinstance(link, RefusedImage) else await client.download(link, file)
+            assert client.stats.requests == 1, "one that was sent, whatever the answer names"
+            return result
         finally:
             file.discard()
 
