@@ -179,6 +179,14 @@ class Emulator:
         }
 
     async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:  # such as a port that is taken: uvloop may wait for an open server at the end of the loop
+            await self.__aexit__()
+            raise
+        return self
+
+    async def _start(self) -> None:
         self.other_port = await self._listen(self._handle_other_origin, 0)
         if self.images is not None:
             # Rendered links show the origin, so it must be known first.
@@ -191,7 +199,6 @@ class Emulator:
         self.port = await self._listen(self._handle, self.port)
         self.faults.other_origin = self.other_url
         self.set_churn(self.churn_rate)
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         self.faults.closing.set()

@@ -92,3 +92,15 @@ def test_a_command_serves_images_until_its_time_is_over(capsys: pytest.CaptureFi
     assert run_virtually(serve()) == pytest.approx(60.0, abs=1.0)
     assert emulator.images is not None
     assert json.loads(capsys.readouterr().out)["image_url"] == emulator.images.url
+
+
+async def test_an_emulator_that_cannot_start_leaves_no_port_open() -> None:
+    """If a port is taken the other servers are closed: an open one can keep the end of the loop waiting."""
+    async with Emulator(1) as first:
+        emulator = Emulator(3, images=ImageOptions(), port=first.port)
+        with pytest.raises(OSError, match="taken"):
+            await emulator.__aenter__()
+    assert emulator.images is not None
+    for url in (emulator.other_url, emulator.images.url):
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
