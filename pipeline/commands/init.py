@@ -38,6 +38,7 @@ from pipeline.urls import API_PREFIX, is_loopback
 GROUP: Final = "Set up"
 
 _TOKEN_NAME: Final = "token"  # noqa: S105 - the file's name, not a token
+_WRITTEN_SETTINGS: Final = frozenset({"base_url", "token_file"})  # of --set
 _MAX_PROMPTS: Final = 3
 _PRIVATE: Final = 0o600
 _GIT_NOT_IGNORED: Final = 1  # exit code of `git check-ignore`; 128 outside of a work tree
@@ -75,6 +76,11 @@ def run(
     """
     if context.source is not None:
         raise SettingsError("init makes the file of one service.", hint="Write a table [sources.NAME] into the file.")
+    for name in sorted(context.given_settings.keys() - _WRITTEN_SETTINGS):
+        raise SettingsError(
+            f"--set {name}: init writes only base_url and token_file.",
+            hint="Use --lake for the lake's folder, and write other settings into the file.",
+        )
     config = context.config or Path(os.environ.get("SCANLAKE_CONFIG") or CONFIG_NAME)
     base_url = _find_given(context, "base_url")
     base_url = None if base_url is None else validate_address(base_url)
