@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -24,7 +25,7 @@ _INSTANT_TYPE: Final = re.compile(r"TIMESTAMP[^\[]*")
 
 def write_json(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
     """Write one JSON object with `columns`, `rows` and `count`, a line for each row."""
-    columns = [{"name": name, "type": str(kind)} for name, kind in zip(result.columns, result.types, strict=True)]
+    columns = [{"name": name, "type": str(kind)} for name, kind in zip(_name_keys(result), result.types, strict=True)]
     target.write(b'{"columns": ' + json.dumps(columns).encode() + b', "rows": [')
     count = 0
     for line in _json_rows(result):
@@ -47,7 +48,7 @@ def _json_rows(result: duckdb.DuckDBPyRelation) -> Iterator[bytes]:
     """Yield each row as a JSON object; instants are ISO-8601 in UTC."""
     columns = (
         f"{_to_iso(index, str(kind))} AS {sql_identifier(name)}"
-        for index, (name, kind) in enumerate(zip(result.columns, result.types, strict=True), start=1)
+        for index, (name, kind) in enumerate(zip(_name_keys(result), result.types, strict=True), start=1)
     )
     # The alias is a name that no column has: to_json(x) would take a column x instead of the row.
     row = sql_identifier("scanlake row")
@@ -55,6 +56,16 @@ def _json_rows(result: duckdb.DuckDBPyRelation) -> Iterator[bytes]:
     for (line,) in iter_rows(named.project(f"to_json({row})::VARCHAR AS line")):
         text = line.encode()
         yield _NOT_FINITE.sub(_quote_number, text) if b"NaN" in text or b"Infinity" in text else text
+
+
+def _name_keys(result: duckdb.DuckDBPyRelation) -> list[str]:
+    """Return the names of the columns, with a number if an earlier one is equal: an object has each key once."""
+    names = dict[str, str]()
+    for name in result.columns:
+        numbered = (f"{name}_{number}" for number in itertools.count(1))
+        unique = next(key for key in itertools.chain([name], numbered) if key.lower() not in names)
+        names[unique.lower()] = unique
+    return list(names.values())
 
 
 def _to_iso(index: int, kind: str) -> str:

@@ -86,7 +86,7 @@ async def test_a_result_is_cut_at_its_limits(tools: Tools) -> None:
     """A result has lists of values; with too many rows or bytes it is cut and says so, and otherwise it is whole."""
     whole = await tools.call("query", {"sql": "SELECT 1 AS a, 'x' AS a, NULL AS b UNION ALL SELECT 2, 'y', 3;"})
     assert whole["rows"] == [[1, "x", None], [2, "y", 3]]
-    assert [column["name"] for column in whole["columns"]] == ["a", "a", "b"]
+    assert [column["name"] for column in whole["columns"]] == ["a", "a_1", "b"]
     assert (whole["is_cut"], whole["notes"], whole["row_count"]) == (False, [], 2)
     for sql, rows, note in (
         ("SELECT file_id FROM files ORDER BY file_id", 2, "cut after 2 rows; a result has at most 2 rows."),

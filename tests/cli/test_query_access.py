@@ -89,6 +89,15 @@ def test_json_is_exact(main: Scanlake) -> None:
         assert main("query", "FROM uploads", *flags).json["rows"] == []
 
 
+def test_json_names_equal_columns_as_its_rows_do(main: Scanlake) -> None:
+    """An object has each key once: of equal names the later ones get a number, in `columns` too."""
+    sql = "SELECT 1 AS a, 2 AS a, 3 AS A_1, 4 AS A, 5 AS b"
+    found = json.loads(main("query", sql, "--json").out)
+    names = [column["name"] for column in found["columns"]]
+    assert names == list(found["rows"][0]) == ["a", "a_1", "A_1_1", "A_2", "b"]
+    assert list(json.loads(main("query", sql, "--format", "jsonl").out).values()) == [1, 2, 3, 4, 5]
+
+
 def test_values_that_json_does_not_have(main: Scanlake) -> None:
     """No number and infinity are text, and instants ISO 8601 with T and Z; texts with these words stay as they are."""
     query = """SELECT 'nan'::DOUBLE AS "NaN", ['-inf'::DOUBLE, 1] AS b, 'a "NaN, Infinity\\' AS c, 1 / 0 AS d,
