@@ -401,7 +401,7 @@ def _usage_error(error: TyperException, arguments: Sequence[str]) -> SettingsErr
     if getattr(error, "option_name", None) == "--token":
         return _TOKEN_ON_COMMAND_LINE
     similar = getattr(error, "possibilities", None)
-    message = getattr(error, "message", "") if similar else error.format_message()
+    message = getattr(error, "message", "") if similar else error.format_message().replace("Value error, ", "")
     question = f" Did you mean {similar[0]}?" if similar else ""
     names = [" ".join(arguments[:words]) for words in (2, 1)]
     path = " ".join([NAME, *[name for name in names if name in COMMANDS][:1]])

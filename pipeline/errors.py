@@ -115,7 +115,7 @@ class AuthenticationError(ScanlakeError):
 class ServiceUnavailableError(ScanlakeError):
     """The service cannot be reached, or every attempt failed."""
 
-    default_hint = "Run the same command again later; committed files stay, the others are fetched then."
+    default_hint = "Run the same command again later; nothing is lost."
 
 
 class TimeLimitReachedError(ScanlakeError):

@@ -39,5 +39,5 @@ def _parse_instant(flag: str, text: str | None) -> int | None:
         return None
     instant = parse_instant(text)
     if instant is None:
-        raise SettingsError(f"{flag} is not an instant.", hint="Use 2026-01-31 or 2026-01-31T12:00:00Z.")
+        raise SettingsError(f"{flag} {text}: not an instant.", hint="Use 2026-01-31 or 2026-01-31T12:00:00Z.")
     return instant

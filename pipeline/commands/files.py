@@ -176,7 +176,7 @@ def _parse_fields(assignments: Sequence[str]) -> dict[int, str]:
     for text in assignments:
         number, equals, value = text.partition("=")
         if not equals or not number.isascii() or not number.isdigit() or len(number) > 18:
-            raise SettingsError("--field is not ID=VALUE.", hint="Use the number of a custom field: --field 7=blue.")
+            raise SettingsError(f"--field {text}: not ID=VALUE.", hint="Use a custom field's number: --field 7=blue.")
         if int(number) in fields:
             raise SettingsError(f"--field {number} is given twice.", hint="Use each custom field once.")
         fields[int(number)] = value
