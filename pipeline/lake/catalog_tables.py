@@ -172,7 +172,7 @@ def _write_records(
     write_history(writer, layout, spec, since_seq=base["commit_seq"])
     image_change = last_image_change(ledger)
     write_image_table(writer, ledger, since_change=base.get("image_change", 0))
-    views = list_views(layout, ledger)
+    views = list_views(writer.db)
     hashes = write_views(writer, [view for view in views if view.sql], base["views"])
     if hashes != base["views"] or not writer.has_rows:
         write_dictionary(writer, views)

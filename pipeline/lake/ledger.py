@@ -151,7 +151,6 @@ class Ledger(LedgerQueries):
             insert_all(db, "definition", ("hash", "commit_seq"), definitions, on_conflict="IGNORE")
             ledger_writes.record_rejects(db, commit)
             ledger_writes.record_drift(db, commit)
-            ledger_writes.record_wide_names(db, commit)
             ledger_writes.insert_windows(db, commit)
             if commit.coverage is not None:
                 ledger_writes.set_coverage(db, commit.coverage)
@@ -183,12 +182,6 @@ class Ledger(LedgerQueries):
             db.execute("DELETE FROM reject WHERE file_id IS NOT NULL")
             ledger_writes.count_drift(db, ("files", "file_id", "identity"), 1, run_id, at)
             require_publish(db)
-
-    def record_wide_columns(self, counts: Mapping[tuple[str, str], int]) -> None:
-        """Store the counts of field names and questions, {(table, name): count}, of a ledger that has none."""
-        rows = [(table, name, count) for (table, name), count in counts.items()]
-        with self.transaction() as db:
-            insert_all(db, "wide_view_column", ("table_name", "name", "occurrences"), rows)
 
     # Parts
 

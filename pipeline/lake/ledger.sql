@@ -73,11 +73,6 @@ CREATE TABLE snapshot (
 -- Files that the next run fetches again (queued by rollback, by check and by commits).
 CREATE TABLE refetch_queue (file_id INTEGER PRIMARY KEY, updated_at INTEGER);
 
--- Field names and questions seen so far: the columns of the wide views.
-CREATE TABLE wide_view_column (
-    table_name TEXT NOT NULL, name TEXT NOT NULL, occurrences INTEGER NOT NULL, PRIMARY KEY (table_name, name)
-) WITHOUT ROWID;
-
 -- Requests that must not be sent twice. A job has one folder; its ids and options are fixed, in JSON.
 CREATE TABLE report_job (
     job TEXT PRIMARY KEY, folder TEXT NOT NULL, options TEXT NOT NULL, context TEXT NOT NULL,

@@ -6,7 +6,6 @@ decoded only of commits that no catalog has.
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from operator import itemgetter
@@ -21,7 +20,7 @@ from pipeline.formatting import pluralize
 from pipeline.lake import ledger_writes
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.models import Commit, LakeProperties
-from pipeline.lake.parts import RAW_TABLE, count_wide_names, describe_part
+from pipeline.lake.parts import RAW_TABLE, describe_part
 from pipeline.lake.physical_tables import PART_COLUMNS
 from pipeline.lake.raw_documents import iter_commits, iter_raw_batches
 from pipeline.logs import get_logger
@@ -245,7 +244,6 @@ class _CommitRecords:
     """What commits have recorded beside versions, made again from their documents. `definitions` are those so far."""
 
     definitions: dict[str, int]
-    names: Counter[tuple[str, str]] = field(default_factory=Counter)
     drift: list[Commit] = field(default_factory=list)
     tenants: set[int] = field(default_factory=set)
     has_detail_forms: bool = False
@@ -274,7 +272,6 @@ class _CommitRecords:
         if flat.rejects:
             raise LakeCorruptedError(f"{pluralize(len(flat.rejects), 'document')} without a JSON object.")
         self.definitions |= dict.fromkeys(flat.definitions, commit.seq)
-        self.names += count_wide_names(flat.tables)
         if flat.drift:
             drift = {(item.table, item.key, item.kind): count for item, count in flat.drift.items()}
             at = max(version.fetched_at for version in commit.versions)
@@ -295,7 +292,6 @@ class _CommitRecords:
         """Record everything in a ledger."""
         rows = self.definitions.items()
         ledger_writes.insert_all(db, "definition", ("hash", "commit_seq"), rows, on_conflict="IGNORE")
-        ledger_writes.record_wide_names(db, Commit(0, "", 0, wide_column_counts=self.names))
         for commit in self.drift:
             ledger_writes.record_drift(db, commit)
         properties = _read_properties(db)

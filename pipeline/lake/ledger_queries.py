@@ -187,11 +187,6 @@ class LedgerQueries(ABC):
         sql = "SELECT table_name, json_key FROM schema_drift WHERE kind = 'type_mismatch'"
         return {(row["table_name"], row["json_key"]) for row in self.query(sql)}
 
-    def wide_columns(self) -> dict[tuple[str, str], int]:
-        """Return how often each field name and question occurs: {(table, name): count}."""
-        rows = self.query("SELECT table_name, name, occurrences FROM wide_view_column")
-        return {(row["table_name"], row["name"]): row["occurrences"] for row in rows}
-
     def mean_report_seconds(self) -> float | None:
         """Return the mean time from order to delivery of the last 100 reports; None if there is none."""
         rows = self.query(

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 _PROPERTIES: Final = frozenset(field.name for field in fields(LakeProperties))
 _MAX_VALUES: Final = 900  # of one statement; old versions of SQLite allow 999
 _MAX_DRIFT_KEYS: Final = 2_000
-_MAX_NAME_LENGTH: Final = 1_000
-_MAX_WIDE_COLUMNS: Final = 2_000
 
 
 # Rows
@@ -158,7 +156,7 @@ def replace_parts(db: sqlite3.Connection, old: Iterable[str], new: Iterable[Part
         insert(db, "part", asdict(part))
 
 
-# Rejects, drift, names
+# Rejects, drift
 
 
 def record_rejects(db: sqlite3.Connection, commit: Commit) -> None:
@@ -179,23 +177,6 @@ def record_rejects(db: sqlite3.Connection, commit: Commit) -> None:
             " last_tried_at = excluded.last_tried_at, attempts = attempts + 1, is_list_item = excluded.is_list_item",
             (key, reject.file_id, reject.reason, reject.document, *attempt, reject.is_list_item),
         )
-
-
-def record_wide_names(db: sqlite3.Connection, commit: Commit) -> None:
-    """Count the field names and questions of a commit's rows; new ones up to a limit."""
-    for (table, name), count in (commit.wide_column_counts or {}).items():
-        if len(name) > _MAX_NAME_LENGTH:
-            continue
-        is_known = db.execute(
-            "UPDATE wide_view_column SET occurrences = occurrences + ? WHERE table_name = ? AND name = ?",
-            (count, table, name),
-        ).rowcount
-        if not is_known:
-            db.execute(
-                "INSERT INTO wide_view_column (table_name, name, occurrences) SELECT ?, ?, ?"
-                " WHERE (SELECT count(*) FROM wide_view_column WHERE table_name = ?) < ?",
-                (table, name, count, table, _MAX_WIDE_COLUMNS),
-            )
 
 
 def record_drift(db: sqlite3.Connection, commit: Commit) -> None:

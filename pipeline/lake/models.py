@@ -155,7 +155,7 @@ class DeletedFileRecord:
 class Commit:
     """Everything that one transaction makes current together.
 
-    `parts` are on disk. `digests` of the list items go with `versions`, in order; `wide_column_counts` with `parts`.
+    `parts` are on disk. `digests` of the list items go with `versions`, in order.
     `resolved_files` need no further refetch, `refetch` lists files for the next run: (id, updated_at). `rows_pending`:
     the rows of `versions` are not in parts yet (True); `parts` has all rows that were pending (False); nothing changes
     in this respect (None). `run` and `progress` are the counts of a run that goes on.
@@ -167,7 +167,6 @@ class Commit:
     versions: Sequence[FileVersion] = ()
     parts: Sequence[Part] = ()
     digests: Sequence[bytes] = ()
-    wide_column_counts: Mapping[tuple[str, str], int] | None = None
     tombstones: Sequence[Tombstone] = ()
     rejects: Sequence[Reject] = ()
     rows_pending: bool | None = None

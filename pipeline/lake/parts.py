@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -14,8 +13,7 @@ from pipeline.errors import LakeCorruptedError
 from pipeline.lake.file_names import is_part_name
 from pipeline.lake.layout import LakeLayout, write_read_only
 from pipeline.lake.models import Part
-from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FETCHED, FIELDS, FORM_ANSWERS, RAW
-from schemas.value_types import encode_json
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FETCHED, RAW
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,13 +22,6 @@ if TYPE_CHECKING:
     from schemas.file_versions import FileVersion
 
 RAW_TABLE: Final = "documents"
-WIDE_NAME_COLUMNS: Final = {FIELDS.name: "name", FORM_ANSWERS.name: "label"}
-"""Tables with a wide view, and the column whose values become that view's columns."""
-QUESTION_NAMES: Final = "form_questions"
-"""Where the questions of each form are counted beside the names, as JSON: [form_id, question_id, label]."""
-_QUESTION_COLUMNS: Final = ("form_id", "question_id", "label")
-COUNTED_COLUMNS: Final = {FIELDS.name: ("name",), FORM_ANSWERS.name: _QUESTION_COLUMNS}
-"""The columns that `count_wide_names` reads, by table."""
 ROW_GROUP_ROWS: Final = 51_200  # 25 of DuckDB's vectors; point look-ups take half the time of its own 122,880
 READ_BATCH_ROWS: Final = ROW_GROUP_ROWS // 5
 ROW_GROUP_BYTES: Final = 16 * 1024 * 1024
@@ -52,20 +43,6 @@ RAW_OPTIONS: Final[dict[str, Any]] = {
 }
 _MAX_DICTIONARY_RATIO: Final = 0.5  # distinct values per row, up to which a dictionary makes the file smaller
 _REPEATED_VALUE_BYTES: Final = 12  # in memory, of a value that the file's dictionary holds once
-
-
-def count_wide_names(tables: Mapping[str, pa.Table]) -> Counter[tuple[str, str]]:
-    """Count how often each name occurs in rows, by (table, name). The wide views have columns for them."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for table, rows in tables.items():
-        if (column := WIDE_NAME_COLUMNS.get(table)) is not None:
-            for name in rows.column(column).drop_null().value_counts().to_pylist():
-                counts[table, name["values"]] += name["counts"]
-        if table == FORM_ANSWERS.name:
-            for question in rows.group_by(list(_QUESTION_COLUMNS)).aggregate([([], "count_all")]).to_pylist():
-                name = encode_json([question[column] for column in _QUESTION_COLUMNS])
-                counts[QUESTION_NAMES, name] += question["count_all"]
-    return counts
 
 
 def part_schema(table_name: str) -> pa.Schema:

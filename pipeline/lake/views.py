@@ -1,21 +1,17 @@
 """Views of the catalog that are computed from its tables.
 
 view_definitions has those whose query is the same in every lake. The wide views have one column per field name or
-question. To look those names up in a million files would delay every publish, so the ledger counts them at each commit.
+question of the tables that were just written: 0.02 s at 100,000 files.
 """
 
 from __future__ import annotations
 
-import json
 import unicodedata
 from collections import Counter
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-import pyarrow.parquet as pq
-
 from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS
-from pipeline.lake.parts import COUNTED_COLUMNS, QUESTION_NAMES, WIDE_NAME_COLUMNS, count_wide_names
 from pipeline.lake.sql import sql_identifier, sql_literal
 from pipeline.lake.view_definitions import (
     ADDRESSES,
@@ -27,21 +23,17 @@ from pipeline.lake.view_definitions import (
     WORKFLOWS,
     View,
 )
-from schemas.tables import (
-    FIELDS,
-    FORM_ANSWERS,
-    FORM_SUBMITS,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    import duckdb
+
     from pipeline.lake.duckdb import TableWriter
-    from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.ledger import Ledger
-    from pipeline.lake.models import Part
 
 MAX_WIDE_COLUMNS: Final = 500
+_MAX_NAME_LENGTH: Final = 1_000
+_MAX_QUESTION_LABELS: Final = 2_000  # of all forms: a service may invent them without end
 _MAX_COLUMN_NAME_LENGTH: Final = 500
 _MAX_SHOWN_CHARS: Final = 100
 _MAX_SHOWN_SPELLINGS: Final = 5
@@ -55,22 +47,10 @@ _WIDTH_NOTE: Final = (
 )
 
 
-def count_wide_names_in_parts(layout: LakeLayout, parts: Iterable[Part]) -> Counter[tuple[str, str]]:
-    """Count how often each name occurs in some parts, by (table, name)."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for part in parts:
-        if (columns := COUNTED_COLUMNS.get(part.table_name)) is not None:
-            rows = pq.read_table(layout.part_path(part.name), columns=list(columns))
-            counts.update(count_wide_names({part.table_name: rows}))
-    return counts
-
-
-def list_views(layout: LakeLayout, ledger: Ledger) -> tuple[View, ...]:
-    """Return the views over the tables, and the tables of what happened to files."""
-    names = _load_wide_columns(layout, ledger)
-    by_form = _forms_wide(names[QUESTION_NAMES])
-    wide = (_fields_wide(names[FIELDS.name]), _answers_wide(names[FORM_ANSWERS.name]), *by_form)
-    return (WORKFLOWS, WORKFLOW_STEPS, *wide, *_FIXED, FILE_VERSIONS, FILE_EVENTS)
+def list_views(db: duckdb.DuckDBPyConnection) -> tuple[View, ...]:
+    """Return the views over the tables of a catalog, and the tables of what happened to files."""
+    wide = (_fields_wide(_list_names(db, "fields", "name")), _answers_wide(_list_names(db, "form_answers", "label")))
+    return (WORKFLOWS, WORKFLOW_STEPS, *wide, *_forms_wide(db), *_FIXED, FILE_VERSIONS, FILE_EVENTS)
 
 
 def write_views(writer: TableWriter, views: Iterable[View], former: Mapping[str, str]) -> dict[str, str]:
@@ -88,30 +68,26 @@ def write_views(writer: TableWriter, views: Iterable[View], former: Mapping[str,
     return hashes
 
 
-def _load_wide_columns(layout: LakeLayout, ledger: Ledger) -> dict[str, dict[str, int]]:
-    """Return the names with their counts, by table. A rebuilt ledger has none; then the parts are counted once."""
-    counted: Mapping[tuple[str, str], int] = ledger.wide_columns()
-    if not counted and (parts := [part for part in ledger.parts() if part.table_name in WIDE_NAME_COLUMNS]):
-        counted = count_wide_names_in_parts(layout, parts)
-        ledger.record_wide_columns(counted)
-    return {
-        table: {name: count for (owner, name), count in counted.items() if owner == table}
-        for table in (*WIDE_NAME_COLUMNS, QUESTION_NAMES)
-    }
-
-
 # Wide views
 
 
-def wide_columns(names: Mapping[str, int], taken: Sequence[str]) -> list[tuple[str, str]]:
-    """Return a column for each of the most frequent names, as (column, name).
+def _list_names(db: duckdb.DuckDBPyConnection, table: str, column: str) -> list[str]:
+    """Return the most frequent names in a column of a table, the most frequent first."""
+    rows = db.execute(
+        f"SELECT {column} FROM main.{table} WHERE length({column}) <= {_MAX_NAME_LENGTH}"
+        f" GROUP BY {column} ORDER BY count(*) DESC, {column} LIMIT {MAX_WIDE_COLUMNS}"
+    ).fetchall()
+    return [name for (name,) in rows]
+
+
+def wide_columns(names: Iterable[str], taken: Sequence[str]) -> list[tuple[str, str]]:
+    """Return a column for each name, as (column, name), in the order of the columns. The most frequent name is first.
 
     SQL ignores case and a column label is one line, so different names can have one label. The most frequent of them
     gets the label itself, the others get it with a number: no value of one name hides a value of another.
     """
     used = {name.casefold() for name in taken}
-    frequent = sorted(names, key=lambda name: (-names[name], name))[:MAX_WIDE_COLUMNS]
-    return sorted(((_unused_label(name, used), name) for name in frequent), key=lambda pair: pair[0].casefold())
+    return sorted(((_unused_label(name, used), name) for name in names), key=lambda pair: pair[0].casefold())
 
 
 def _unused_label(name: str, used: set[str]) -> str:
@@ -131,7 +107,7 @@ def _column_label(name: str) -> str:
     return unicodedata.normalize("NFC", visible.strip()) or "(empty)"
 
 
-def _fields_wide(names: Mapping[str, int]) -> View:
+def _fields_wide(names: Sequence[str]) -> View:
     fixed = (("file_id", "The file."), ("scan_code", "Its reference."))
     columns = wide_columns(names, [name for name, _ in fixed])
     latest = "arg_max(value, (coalesce(updated_at, created_at, TIMESTAMP '1970-01-01'), position))"
@@ -145,7 +121,7 @@ def _fields_wide(names: Mapping[str, int]) -> View:
     )
 
 
-def _answers_wide(names: Mapping[str, int]) -> View:
+def _answers_wide(names: Sequence[str]) -> View:
     fixed = (
         ("file_id", "The file."),
         ("form_submit_id", "Submission; see form_submits.id."),
@@ -160,19 +136,22 @@ def _answers_wide(names: Mapping[str, int]) -> View:
         f" with |. {_WIDTH_NOTE} Table form_answers has every value.",
         (*fixed, *((column, f"Answer to {_format_name(name)}.") for column, name in columns)),
         f"SELECT sent.file_id, sent.id AS form_submit_id, sent.form_id, sent.title{_selected_columns(columns)}"
-        f" FROM main.{FORM_SUBMITS.name} AS sent LEFT JOIN (SELECT file_id, submit_position"
+        f" FROM main.form_submits AS sent LEFT JOIN (SELECT file_id, submit_position"
         f"{_aggregates(columns, joined, 'label')} FROM main.form_answers GROUP BY file_id, submit_position) AS wide"
         " ON wide.file_id = sent.file_id AND wide.submit_position = sent.position",
     )
 
 
-def _forms_wide(names: Mapping[str, int]) -> list[View]:
+def _forms_wide(db: duckdb.DuckDBPyConnection) -> list[View]:
     """Return one view per form, the most frequent forms first."""
+    rows = db.execute(
+        "SELECT form_id, question_id, label, count(*) AS answers FROM main.form_answers WHERE form_id IS NOT NULL"
+        f" AND length(question_id) <= {_MAX_NAME_LENGTH} AND coalesce(length(label) <= {_MAX_NAME_LENGTH}, true)"
+        f" GROUP BY ALL ORDER BY answers DESC, form_id, question_id, label LIMIT {_MAX_QUESTION_LABELS}"
+    ).fetchall()
     forms: dict[int, dict[str, Counter[str]]] = {}
-    for name, count in names.items():
-        form_id, question_id, label = json.loads(name)
-        if form_id is not None and question_id is not None:
-            forms.setdefault(form_id, {}).setdefault(question_id, Counter())[label or ""] += count
+    for form_id, question_id, label, count in rows:
+        forms.setdefault(form_id, {}).setdefault(question_id, Counter())[label or ""] += count
     frequent = sorted(forms, key=lambda form_id: (-sum(map(Counter.total, forms[form_id].values())), form_id))
     return [_form_wide(form_id, forms[form_id]) for form_id in frequent[:_MAX_FORM_VIEWS]]
 

@@ -96,7 +96,6 @@ class BatchSink:
                 parts=written.parts,
                 rows_pending=written.rows_pending,
                 digests=written.digests,
-                wide_column_counts=written.names,
                 rejects=[*batch.rejects, *written.rejects],
                 resolved_files=[tombstone.file_id for tombstone in batch.tombstones],
                 refetch=[(file.file_id, file.updated_at) for file in batch.versions if file.file_id in unreadable],

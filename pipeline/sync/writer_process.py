@@ -62,7 +62,6 @@ class WriteResult:
     digests: tuple[bytes, ...]
     rejects: tuple[Reject, ...]
     drift: Mapping[tuple[str, str, str], int]
-    names: Mapping[tuple[str, str], int]
     definitions: frozenset[str]
     has_detail_forms: bool
     tenants: frozenset[int]
@@ -90,7 +89,6 @@ def write_batch(layout: LakeLayout, request: WriteRequest, buffer: RowBuffer | N
     )
     unreadable = {reject.file_id for reject in flat.rejects}
     versions = [version for version in request.versions if version.file_id not in unreadable]
-    names = parts.count_wide_names(flat.tables)
     uploads = flat.tables.get(UPLOADS.name)
     tenants = frozenset() if uploads is None else frozenset(uploads["tenant_id"].unique().to_pylist()) - {None}
     write_part = partial(parts.write_part, layout, run_id=run_id, seq=commit_seq)
@@ -114,7 +112,6 @@ def write_batch(layout: LakeLayout, request: WriteRequest, buffer: RowBuffer | N
         digests=digests,
         rejects=flat.rejects,
         drift={(drift.table, drift.key, drift.kind): count for drift, count in flat.drift.items()},
-        names=names,
         definitions=flat.definitions,
         has_detail_forms=flat.has_detail_forms,
         tenants=tenants,

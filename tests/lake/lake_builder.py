@@ -114,7 +114,7 @@ def write_parts(lake: Lake, new: Commit, tables: Mapping[str, pa.Table]) -> Comm
     digests = [version_digest(each.list_item or b"") for each in new.versions]
     if new.versions:
         written.append(parts.write_raw_part(lake.layout, new.versions, digests, **options))
-    return replace(new, parts=written, digests=digests, wide_column_counts=parts.count_wide_names(tables))
+    return replace(new, parts=written, digests=digests)
 
 
 def made_in(root: Path) -> Path:

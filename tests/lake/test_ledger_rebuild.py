@@ -34,7 +34,6 @@ RECORDS: Final = (
     "SELECT file_id, commit_seq, deleted, updated_at, run_id FROM file_version ORDER BY 1",
     "SELECT digest, fetch_signature, is_stable, instance_id FROM file_version WHERE NOT deleted ORDER BY file_id",
     "SELECT * FROM definition ORDER BY 1",
-    "SELECT * FROM wide_view_column ORDER BY 1, 2",
     "SELECT table_name, json_key, kind, occurrences FROM schema_drift ORDER BY 1, 2, 3",
 )
 """What documents tell of the ledger."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pipeline.lake import view_definitions
 from pipeline.lake.lake import Lake
-from pipeline.lake.views import MAX_WIDE_COLUMNS, wide_columns
+from pipeline.lake.views import MAX_WIDE_COLUMNS, list_views, wide_columns
 from schemas.tables import TABLES
 from tests.lake.lake_builder import AT, commit
 from tests.made_once import make_once
@@ -213,38 +213,44 @@ def test_odd_names(people: Path) -> None:
     assert (first["x" * 500], first["x" * 500 + " (2)"]) == ("v14", "v15")
 
 
-@given(st.dictionaries(st.text(max_size=8) | st.sampled_from(ODD), st.integers(1, 3), max_size=30))
-def test_every_name_has_its_own_column(names: dict[str, int]) -> None:
-    """Whatever the names are, each has one column, no two columns are equal for SQL, and a second look is equal."""
+@given(st.lists(st.text(max_size=8) | st.sampled_from(ODD), max_size=30, unique=True))
+def test_every_name_has_its_own_column(names: list[str]) -> None:
+    """Whatever the names are, each has one column, no two columns are equal for SQL, and they are in order."""
     columns = wide_columns(names, ["file_id"])
     assert sorted(name for _, name in columns) == sorted(names)
     labels = [column.casefold() for column, _ in columns]
     assert len({"file_id", *labels}) == len(labels) + 1
+    assert labels == sorted(labels)
     assert not any("\n" in label for label in labels)
-    assert wide_columns(dict(reversed(names.items())), ["file_id"]) == columns
 
 
 def test_no_more_columns_than_fit() -> None:
-    """Of very many names the most frequent become columns, and the columns keep their order."""
-    names = {f"n{number}": number for number in range(2 * MAX_WIDE_COLUMNS)}
-    columns = [column for column, _ in wide_columns(names, [])]
-    assert len(columns) == MAX_WIDE_COLUMNS
-    assert set(columns) == {f"n{number}" for number in range(MAX_WIDE_COLUMNS, 2 * MAX_WIDE_COLUMNS)}
-    assert columns == sorted(columns)
+    """Of very many names and questions the most frequent have columns, in one order; a huge one has none."""
+    huge, last = "x" * 1001, "ORDER BY i DESC"
+    many = f"SELECT printf('n%03d', i % 501) AS name, i // 501 % 2 AS label, i FROM range(2200) AS row(i) {last}"
+    with duckdb.connect() as db:
+        db.execute(f"CREATE TABLE fields AS {many}")
+        db.execute(f"INSERT INTO fields SELECT '{huge}', i, i FROM range(9) AS row(i)")
+        db.execute(
+            "CREATE TABLE form_answers AS SELECT 1 AS form_id, name AS question_id, label::TEXT AS label FROM fields"
+        )
+        db.execute("INSERT INTO form_answers SELECT 2, i, 'once' FROM range(998) AS row(i)")
+        db.execute(f"INSERT INTO form_answers VALUES (0, 'huge', '{huge}'), (3, 'rare', 'one too many')")
+        views = {view.name: view for view in list_views(db)}
+    assert [name for name, _ in views["fields_wide"].columns[2:]] == [f"n{number:03}" for number in range(500)]
+    assert len(views["form_1_wide"].columns) == len(views["form_2_wide"].columns) == 4 + MAX_WIDE_COLUMNS
+    assert huge not in views["form_1_wide"].sql
+    assert views.keys().isdisjoint({"form_0_wide", "form_3_wide"})
 
 
-def test_names_are_counted_as_they_come(tmp_path: Path) -> None:
-    """A publish asks the ledger for the names; one that never counted any looks once."""
+def test_a_column_is_for_a_name_of_the_tables(tmp_path: Path) -> None:
+    """A publish makes the columns from the rows it has just written: a name that no file has any more has none."""
     with Lake(tmp_path / "lake", doing="test") as lake:
-        commit(lake, {1: 0}, {"fields": _fields(("a", "b"))})
-        commit(lake, {1: 0}, {"fields": _fields(("a",))})
-        rows = lake.ledger.query("SELECT name, occurrences FROM wide_view_column ORDER BY name")
-        assert [tuple(row) for row in rows] == [("a", 2), ("b", 1)]
-        with lake.ledger.transaction() as db:
-            db.execute("DELETE FROM wide_view_column")
-        lake.publish("", at=AT, complete=True, watermark=None)
+        for names in ("ab", "ac"):
+            commit(lake, {1: 0}, {"fields": _fields(tuple(names))})
+            lake.publish("", at=AT, complete=True, watermark=None)
     with opened(tmp_path / "lake") as db:
-        assert asked(db, "FROM fields_wide") == [{"file_id": 1, "scan_code": "ref 1", "a": "v0", "b": None}]
+        assert asked(db, "FROM fields_wide") == [{"file_id": 1, "scan_code": "ref 1", "a": "v0", "c": "v1"}]
 
 
 def test_one_view_a_form_by_question(people: Path) -> None:
