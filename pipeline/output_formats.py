@@ -20,7 +20,6 @@ class OutputFormat(StrEnum):
     JSONL = "jsonl"
     PARQUET = "parquet"
     XLSX = "xlsx"
-    DBT = "dbt"
 
 
 def format_option(*formats: OutputFormat, text: str) -> Any:

@@ -1,7 +1,6 @@
 """`scanlake tables`: the data dictionary from the declared schema; with a lake also its views and row counts."""
 
 import difflib
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
@@ -10,9 +9,7 @@ import typer
 
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.lake.dbt_sources import format_dbt_sources
 from pipeline.lake.reader import fetch_dicts, has_catalog, open_catalog
-from pipeline.output_formats import OutputFormat, format_option
 from pipeline.pages.catalog_access import BrowsedTable, list_catalog_tables
 from pipeline.text_tables import format_table
 from schemas.references import find_reference
@@ -69,21 +66,12 @@ def run(
         str | None,
         typer.Argument(metavar="NAME", help="Table or view to describe. Default: list all."),
     ] = None,
-    output_format: Annotated[
-        OutputFormat,
-        format_option(OutputFormat.TABLE, OutputFormat.DBT, text="A table, or a sources file of dbt with every table."),
-    ] = OutputFormat.TABLE,
 ) -> ExitCode:
     """List the tables, or describe one.
 
     Works without a lake. With a lake it also lists the views and the tables of meta. All TIMESTAMP values are UTC: use
     utc_now() for the current time.
     """
-    if output_format is OutputFormat.DBT:
-        if name is not None or context.as_json:
-            raise SettingsError("--format dbt describes all tables.", hint="Leave out NAME and --json.")
-        sys.stdout.write(format_dbt_sources())
-        return ExitCode.OK
     settings = context.settings()
     published: dict[str, BrowsedTable] = {}
     rows: dict[str, int] = {}

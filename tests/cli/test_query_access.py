@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import duckdb
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
 from pipeline.errors import ExitCode
 from schemas.tables import TABLES
@@ -232,25 +231,6 @@ def test_tables_know_views_and_meta(main: Scanlake, lake: Path) -> None:
     assert "Damage, month by month." in main("tables").out
     for wrong, near in (("damage_by_mont", "damage_by_month"), ("meta.run", "meta.runs"), ("runs", "meta.runs")):
         assert f"Did you mean {near}?" in main("tables", wrong).err
-
-
-def test_every_column_is_a_source_of_dbt(main: Scanlake) -> None:
-    """The sources file is YAML with every table of main, its columns, types and descriptions, and tests of keys."""
-    (source,) = yaml.safe_load(main("tables", "--format", "dbt").out)["sources"]
-    tables = {table["name"]: table for table in source["tables"]}
-    declared = {table.name: table for table in TABLES if table.schema == "main"}
-    assert tables.keys() == declared.keys()
-    for name, table in declared.items():
-        columns = {column["name"]: column for column in tables[name]["columns"]}
-        assert list(columns) == [column.name for column in table.columns]
-        for column in table.columns:
-            assert columns[column.name]["description"] == column.comment
-            assert columns[column.name]["data_type"] == column.kind.sql
-            assert ("not_null" in columns[column.name].get("data_tests", ())) is not column.nullable
-    files = {column["name"]: column for column in tables["files"]["columns"]}
-    assert files["file_id"]["data_tests"] == ["not_null", "unique"]
-    uploads = {column["name"]: column for column in tables["uploads"]["columns"]}
-    assert uploads["file_id"]["meta"] == {"refers_to": "files.file_id"}
 
 
 async def test_ctrl_c_ends_a_long_query(lake: Path) -> None:
