@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast coverage check lint types format docs lock soak soak-publish mutants bench bench-peers test-engines clean
+.PHONY: help demo test test-fast coverage check lint types format docs lock soak soak-publish mutants bench test-engines clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -65,13 +65,10 @@ bench: $(STAMP) ## measure speed and memory as ratios to a minimal client
 test-engines: $(STAMP) ## ask other engines about Iceberg tables, and open a lake with DuckDB 1.4, each in its own environment (installs them)
 	@$(BIN)/python -m tests.engines $(ARGS)
 
-bench-peers: $(STAMP) ## compare a first sync with dlt and PyAirbyte, each in a separate environment
-	@$(BIN)/python -m tests.bench.peers $(ARGS)
-
 lock: ## update requirements.lock (requires uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--group dev --group docs pyproject.toml --output-file requirements.lock
 
 clean: ## remove all generated files
-	rm -rf $(VENV) .bench-peers .test-engines build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-lake
+	rm -rf $(VENV) .test-engines build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-lake
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

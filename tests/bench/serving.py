@@ -22,7 +22,7 @@ import msgspec
 from pipeline.parent_process import name_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
 INCLUDES: Final = "uploads geocoding forms fields locations workflows".split()
 WORKERS: Final = 64
@@ -86,14 +86,10 @@ class Ran:
 
 def scanlake(service: Service | None, lake: Path, *arguments: str) -> Ran:
     """Run the command to its end; it must succeed."""
-    environment = os.environ if service is None else service.environment
-    return run([sys.executable, "-m", "pipeline", *arguments, "--json", "--quiet"], environment, lake)
-
-
-def run(command: Sequence[str], environment: Mapping[str, str], lake: Path) -> Ran:
-    """Run a program that prints one line of JSON at its end; it must succeed."""
+    environment = {**(os.environ if service is None else service.environment), "SCANLAKE_LAKE": str(lake)}
+    command = [sys.executable, "-m", "pipeline", *arguments, "--json", "--quiet"]
     began = time.perf_counter()
-    process = subprocess.Popen(command, env={**environment, "SCANLAKE_LAKE": str(lake)}, stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
     assert process.stdout is not None
     peak = 0.0
     while not select([process.stdout], [], [], _GLANCE)[0]:  # its one line comes at the end
