@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.csv_rows import escape_formula, format_csv_row
-from pipeline.lake.export import ExportPlan, run_export
+from pipeline.lake.export import run_export
 from pipeline.lake.lake import Lake
 from pipeline.lake.sql import sql_escape_formula
 from pipeline.output_formats import OutputFormat
@@ -95,7 +95,7 @@ def test_an_export_has_no_formula_in_cells_and_headings(tmp_path: Path) -> None:
         commit(lake, {1: len(kept)}, {"fields": fields, "uploads": uploads})
         lake.publish("", at=AT, complete=True, watermark=AT)
     with duckdb.connect(str(tmp_path / "lake" / "catalog.duckdb"), read_only=True) as db:
-        run_export(db, tmp_path / "out", ExportPlan(OutputFormat.CSV, ("fields", "uploads", "fields_wide")))
+        run_export(db, tmp_path / "out", OutputFormat.CSV, ("fields", "uploads", "fields_wide"))
     content = {path.stem: path.read_bytes().decode() for path in (tmp_path / "out").iterdir()}
     read = {name: list(csv.reader(io.StringIO(text, newline=""))) for name, text in content.items()}
     heading, *rows = read["uploads"]

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -10,7 +11,7 @@ import typer
 
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.lake.export import plan_export, run_export
+from pipeline.lake.export import run_export, select_tables
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.reader import open_catalog, run_interruptibly, warn_if_incomplete
 from pipeline.output_formats import OutputFormat, format_option
@@ -44,9 +45,6 @@ def run(
     tables: Annotated[
         str | None, typer.Option(metavar="A,B", help="Tables or views to export. Default: all tables.")
     ] = None,
-    partition_by: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Partition the tables that have this column.")
-    ] = None,
     no_formula_escape: Annotated[
         bool, typer.Option("--no-formula-escape", help="Write CSV values unchanged, also spreadsheet formulas.")
     ] = False,
@@ -65,8 +63,9 @@ def run(
     names = [name.strip() for name in (tables or "").split(",") if name.strip()]
     with open_catalog(settings, writes=path.parent) as lake:
         warn_if_incomplete(lake)
-        plan = plan_export(lake, chosen, names, partition_by, escape_formulas=not no_formula_escape)
-        counts = run_interruptibly(lake, lambda: run_export(lake, path, plan), settings.query_memory_bytes)
+        selected = select_tables(lake, names)
+        export = partial(run_export, lake, path, chosen, selected, escape_formulas=not no_formula_escape)
+        counts = run_interruptibly(lake, export, settings.query_memory_bytes)
     text = "" if context.quiet else "".join(f"{count:>12,} rows of {name}\n" for name, count in counts.items())
     return context.print_result(ExportedTables(target.absolute(), chosen, counts), text)
 

@@ -190,8 +190,8 @@ def test_the_shell_completes_commands_and_options(tmp_path: Path, scanlake: Scan
     for typed, offered, others in (
         ("", {"sync", "check", "snapshots"}, {"--lake"}),
         ("snap", {"snapshots"}, {"sync"}),
-        ("sync --", {"--since", "--all", "--jobs", "--set", "--lake", "--source", "--json"}, {"--partition-by"}),
-        ("export --p", {"--partition-by"}, {"--lake"}),
+        ("sync --", {"--since", "--all", "--jobs", "--set", "--lake", "--source", "--json"}, {"--tables"}),
+        ("export --t", {"--tables"}, {"--lake"}),
     ):
         words = ["scanlake", *typed.split(" ")]
         given = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}

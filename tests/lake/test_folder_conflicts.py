@@ -13,7 +13,7 @@ import pytest
 from pipeline.atomic_files import fsync_dir
 from pipeline.errors import LakeCorruptedError, LakeLockedError, SettingsError, StorageError
 from pipeline.lake import export
-from pipeline.lake.export import ExportPlan, run_export
+from pipeline.lake.export import run_export
 from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS
 from pipeline.lake.models import RunRecord
@@ -63,7 +63,7 @@ def test_an_export_touches_only_what_is_its_own(two_files: Path, tmp_path: Path)
 def export_to(out: Path, lake: Path) -> None:
     """Export two tables as Parquet, as the command does."""
     with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as db:
-        run_export(db, out, ExportPlan(OutputFormat.PARQUET, ("files", "uploads")))
+        run_export(db, out, OutputFormat.PARQUET, ("files", "uploads"))
 
 
 def test_an_export_to_a_link(two_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,14 +72,14 @@ def test_an_export_to_a_link(two_files: Path, tmp_path: Path, monkeypatch: pytes
     there.mkdir(0o750)
     link.symlink_to(there)
     before = there.stat()
-    told(two_files, "export", str(link), "--format", "csv", "--tables", "uploads", "--partition-by", "position")
+    told(two_files, "export", str(link), "--format", "csv", "--tables", "uploads")
     assert link.is_symlink()
     assert there.stat().st_mode == before.st_mode
-    assert [path.name for path in there.iterdir()] == ["uploads"]
+    assert [path.name for path in there.iterdir()] == ["uploads.csv"]
     assert "is not empty" in told(two_files, "export", str(link), "--format", "csv", code=2)
     told(two_files, "export", str(tmp_path / "new" / "out"), "--format", "csv")
     assert (tmp_path / "new" / "out" / "files.csv").exists()
-    monkeypatch.setattr(export, "_write_files", lambda *_: 1 / 0)
+    monkeypatch.setattr(export, "_write_file", lambda *_, **__: 1 / 0)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ZeroDivisionError):
         export_to(tmp_path / "empty", two_files)
@@ -88,7 +88,7 @@ def test_an_export_to_a_link(two_files: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_a_folder_that_is_filled_meanwhile(two_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What others put into the folder, or behind the link, during an export stays, and it is told."""
-    real, there, link = export._write_files, tmp_path / "there", tmp_path / "link"
+    real, there, link = export._write_file, tmp_path / "there", tmp_path / "link"
     there.mkdir()
     link.symlink_to(there)
     cases: list[tuple[Path, Callable[[], object]]] = [
@@ -98,12 +98,12 @@ def test_a_folder_that_is_filled_meanwhile(two_files: Path, tmp_path: Path, monk
     ]
     for out, meanwhile in cases:
 
-        def write(*arguments: Any, meanwhile: Callable[[], object] = meanwhile) -> int:
-            monkeypatch.setattr(export, "_write_files", real)
+        def write(*arguments: Any, meanwhile: Callable[[], object] = meanwhile, escape: bool) -> int:
+            monkeypatch.setattr(export, "_write_file", real)
             meanwhile()
-            return real(*arguments)
+            return real(*arguments, escape=escape)
 
-        monkeypatch.setattr(export, "_write_files", write)
+        monkeypatch.setattr(export, "_write_file", write)
         with pytest.raises(SettingsError, match="Another process filled"):
             export_to(out, two_files)
         assert not list(tmp_path.glob(".scanlake*"))
