@@ -65,7 +65,7 @@ Copy every file of a file/scan service into a local data lake that is queried wi
   scanlake serve     look at the lake in a browser
 
   scanlake report    PDFs of many files, with a manifest
-  scanlake export    tables as CSV, Parquet, Excel or DuckDB
+  scanlake export    tables as CSV, Parquet or Excel
   scanlake verify    compare the lake with the service
   scanlake check     check settings, service and the lake's own files
   scanlake demo      try everything against an emulated service

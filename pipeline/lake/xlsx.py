@@ -102,7 +102,7 @@ def _write_sheet(book: Any, name: str, columns: Sequence[tuple[str, str]], rows:
         if count > MAX_SHEET_ROWS:
             raise SettingsError(
                 f"{name} has more rows than a sheet holds ({MAX_SHEET_ROWS:,}).",
-                hint="Use csv, parquet or duckdb, or select fewer rows or tables.",
+                hint="Use csv or parquet, or select fewer rows or tables.",
             )
         for index, value in enumerate(row):
             if value is not None:

@@ -1,4 +1,4 @@
-"""Extracts: files, a workbook, a database to mail; whole, of one snapshot, and safe to open."""
+"""Extracts: files or a workbook; whole, of one snapshot, and safe to open."""
 
 from __future__ import annotations
 
