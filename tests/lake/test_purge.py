@@ -76,6 +76,20 @@ def purged(lake: Path, *file_ids: int) -> Any:
         return purge(held, file_ids, by="the data protection officer", at=1_700_000_000_000_000, mark="abcdef")
 
 
+def test_the_names_of_its_fields_and_questions_are_not_found(tmp_path: Path) -> None:
+    """A field or a question that only a purged file had is no column of a view, and in no file of the lake."""
+    lake, names = tmp_path / "lake", ("f1eld of one", "quest1on of one")
+    field = {"file_id": 1, "field_id": 1, "name": names[0], "value": "v", "position": 0}
+    answer = {"file_id": 1, "form_id": 7, "question_id": "1", "label": names[1], "value": "v", "position": 0}
+    with Lake(lake, doing="test") as made:
+        commit(made, {1: 0, 2: 0}, {"fields": [field], "form_answers": [answer]})
+        made.publish("", at=AT, complete=True, watermark=None)
+    before = everything(lake)
+    purged(lake, 1)
+    after = everything(lake)
+    assert [(name in before, name in after) for name in names] == [(True, False)] * 2
+
+
 async def test_nothing_of_it_is_found(history: History, tmp_path: Path) -> None:
     """No file of the lake holds anything of a purged file, decompressed or not; all other files are as they were."""
     lake = tmp_path / "lake"
