@@ -31,9 +31,6 @@ def run(
         str | None,
         typer.Option(metavar="SQL", help="Only uploads that meet a condition on the tables uploads and files."),
     ] = None,
-    thumbnails: Annotated[
-        bool, typer.Option("--thumbnails", help="Also the thumbnails. Default: images_thumbnails.")
-    ] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Also images that were not found or refused before.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be fetched, and change nothing.")] = False,
 ) -> ExitCode:
@@ -55,7 +52,7 @@ def run(
     """
     settings = context.settings()
     require_base_url(settings)
-    selection = ImageSelection(where, thumbnails or settings.images_thumbnails, retry)
+    selection = ImageSelection(where, settings.images_thumbnails, retry)
     if dry_run:
         layout = LakeLayout(settings.lake.absolute())
         require_lake(layout)

@@ -39,15 +39,12 @@ def run(
         bool,
         typer.Option("--iceberg", help="Also publish Iceberg tables over the parts; without a target, these alone."),
     ] = False,
-    with_images: Annotated[
-        bool, typer.Option("--with-images", help="Also copy the images that the lake has, as publish_images does.")
-    ] = False,
 ) -> ExitCode:
     """Copy the lake to object storage, for readers on other machines and for other engines.
 
     Readers attach catalog.duckdb from the object storage. It is uploaded as a whole when it has changed. An interrupted
-    publish is completed by the next one. With --with-images, or publish_images, the path of an image in the lake is
-    also its path below the URL.
+    publish is completed by the next one. With publish_images, the path of an image in the lake is also its path below
+    the URL.
 
     With --iceberg, if iceberg_location is set, or if pyiceberg has a catalog named scanlake, engines such as Spark
     read the parts as Iceberg tables, to which only what is new is uploaded. Without iceberg_location they are at the
@@ -59,7 +56,7 @@ def run(
     settings = context.settings()
     target = to or settings.publish_to
     with_iceberg = iceberg or has_iceberg_tables(settings)
-    if target is None and (with_images or not with_iceberg):
+    if target is None and not with_iceberg:
         raise SettingsError("No target to publish to.", hint="Add --to URL, or set publish_to.")
     store = None if target is None else open_store(target)
     result = tables = None
@@ -69,8 +66,7 @@ def run(
         elif not is_as_published(lake.layout, lake.ledger):
             lake.republish_records(at=now_us())
         if store is not None:
-            mirror_options = MirrorOptions.from_settings(settings, images=with_images)
-            result = mirror_lake(lake, store, mirror_options, at=now_us())
+            result = mirror_lake(lake, store, MirrorOptions.from_settings(settings), at=now_us())
         if with_iceberg:
             tables = publish_iceberg_tables(lake, settings, at=now_us(), location=target)
     text = (_format_mirror(result) if result else "") + (_format_tables(tables) if tables else "")

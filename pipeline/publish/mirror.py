@@ -61,10 +61,9 @@ class MirrorOptions:
     grace_seconds: float = 0.0
 
     @classmethod
-    def from_settings(cls, settings: Settings, *, images: bool = False) -> Self:
-        """Return the options that the settings give. `images`: publish them also if publish_images is not set."""
-        grace_seconds = settings.retention_hours * 3600
-        return cls(settings.publish_documents, images or settings.publish_images, grace_seconds)
+    def from_settings(cls, settings: Settings) -> Self:
+        """Return the options that the settings give."""
+        return cls(settings.publish_documents, settings.publish_images, settings.retention_hours * 3600)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class PicturedLakes:
             bare = copy_lake(here.lake, folder / "bare")
             assert (await here.fetch("--where", "files.file_id % 2 = 0")).code == ExitCode.OK
             half = copy_lake(here.lake, folder / "half")
-            answer = await here.fetch("--thumbnails")
+            answer = await here.fetch("--set", "images_thumbnails=true")
             assert (answer.code, errors_of(answer)) == (ExitCode.OK, [])
             service = {"SCANLAKE_BASE_URL": here.emulator.base_url, "SCANLAKE_TOKEN": here.emulator.token}
             return cls(bare, half, here.lake, here.truth("image", "thumbnail"), answer.json, service)

@@ -121,7 +121,7 @@ def test_what_a_stopped_run_did_not_commit_is_not_unlisted(pictured: PicturedLak
     answer = called(lake, "check", "--json")
     found = ["images/incoming/notes.txt: unknown file, not changed"]
     assert (answer.code, printed_lines(answer.json, "lake", Severity.WARNING)) == (ExitCode.OK, found)
-    answer = called(lake, "images", "--thumbnails", "--json", **pictured.service)
+    answer = called(lake, "images", "--set", "images_thumbnails=true", "--json", **pictured.service)
     assert (answer.code, answer.json["adopted"], answer.json["requests"]) == (ExitCode.OK, 1, {})
     assert stored(lake) == set(pictured.truth)
     assert [path.name for path in incoming.parent.iterdir()] == ["notes.txt"]

@@ -118,7 +118,7 @@ class Life:
             kinds.remove(self.rng.choice(kinds))
         options = []
         if "mirror" in kinds:
-            options += ["--with-images"] * (self.rng.random() < 0.4)
+            options += ["--set", "publish_images=true"] * (self.rng.random() < 0.4)
             options += [] if self.settings else ["--to", str(self.mirror)]
         if "tables" in kinds and not self.settings:
             options += ["--iceberg", "--set", f"iceberg_location={self.tables}"]

@@ -199,9 +199,10 @@ def test_a_damaged_image_costs_itself_alone(pictured: PicturedLakes, tmp_path: P
     whole = own.read_bytes()
     own.chmod(0o600)
     own.write_bytes(whole[:-1] + b"?")
-    commands = {target: ("backup", str(target)), tmp_path / "mirror": ("publish", "--to", f"file://{tmp_path}/mirror")}
+    publish = ("publish", "--to", f"file://{tmp_path}/mirror", "--set", "publish_images=true")
+    commands = {target: ("backup", str(target), "--with-images"), tmp_path / "mirror": publish}
     for place, command in commands.items():
-        refusal = told(lake, *command, "--with-images", "--quiet", code=9)
+        refusal = told(lake, *command, "--quiet", code=9)
         assert (refusal.count("\n"), own.name in refusal) == (1, True)
         assert files_in(place).keys() == set(names[1:])
     for path, content in ((target / names[1], b"x" * (target / names[1]).stat().st_size), (target / names[2], b"")):
@@ -230,6 +231,6 @@ def test_a_damaged_image_costs_itself_alone(pictured: PicturedLakes, tmp_path: P
     assert rows_of(restored).keys() == rows_of(lake).keys() - lost, "the next `scanlake images` fetches them"
     own.write_bytes(whole)
     for place, command in commands.items():
-        told(lake, *command, "--with-images")
+        told(lake, *command)
         assert files_in(place).keys() == set(names)
     assert len((target / names[2]).read_bytes()) == len((lake / names[2]).read_bytes()), "replaced by its size"

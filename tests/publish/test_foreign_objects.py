@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _PART: Final = "tables/files/000000000099-abcdef.parquet"
 _IMAGE: Final = f"images/ab/{'c' * 62}.jpg"
+_WITH_IMAGES: Final = {"backup": ("--with-images",), "publish": ("--set", "publish_images=true")}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def test_a_place_of_others_is_refused(made: Path, tmp_path: Path) -> None:
         put(target, name)
         before = describe(target)
         for command in (("backup", str(target)), ("publish", "--to", f"file://{target}")):
-            for options in ((), ("--with-images",)):
+            for options in ((), _WITH_IMAGES[command[0]]):
                 answer = called(made / "lake", *command, *options)
                 is_image = name == _IMAGE and command[0] == "publish"
                 problem = "has images of another lake" if is_image else "has other objects"
@@ -215,9 +216,9 @@ def test_a_folder_of_others_gets_no_images(lake: Path, tmp_path: Path) -> None:
         images = tmp_path / ("backup" if command[0] == "backup" else "target") / "images"
         images.mkdir()
         (images / "thesis").write_text("mine")
-        answer = called(lake, *command, "--with-images")
+        answer = called(lake, *command, *_WITH_IMAGES[command[0]])
         assert (answer.code, answer.err.count("\n")) == (2, 1), answer
         assert "has other objects, such as images/thesis. Move images away" in answer.err
         assert [path.name for path in images.iterdir()] == ["thesis"]
         (images / "thesis").unlink()
-        told(lake, *command, "--with-images")
+        told(lake, *command, *_WITH_IMAGES[command[0]])

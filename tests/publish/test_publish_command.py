@@ -85,9 +85,7 @@ def test_what_is_published_is_what_the_lake_has(history: History, url: str, tmp_
 def test_wrong_usage(history: History) -> None:
     """Options that make no sense together, and URLs of other kinds, are exit code 2."""
     lake = history.root
-    for options in ((), ("--with-images",)):
-        message = told(lake, "publish", *options, code=2)
-        assert "No target to publish to. Add --to URL, or set publish_to." in message.replace("\n", " ")
+    assert "No target to publish to. Add --to URL, or set publish_to." in told(lake, "publish", code=2)
     assert "object store" in told(lake, "publish", "--to", "ftp://host/x", code=2)
     assert "publish_to" in told(lake, "publish", code=2, SCANLAKE_PUBLISH_AFTER_SYNC="true")
 
@@ -163,9 +161,9 @@ def test_readers_find_each_image_by_its_path(pictured: PicturedLakes, url: str, 
 
     assert publish(half)["images"] is None
     assert files_in(target) == {}
-    first = publish(half, "--with-images")
+    first = publish(half, "--set", "publish_images=true")
     assert first["images"] == first["images_uploaded"] == len(files_in(half)) > 0
-    assert not publish(half, "--with-images")["changed"]
+    assert not publish(half, "--set", "publish_images=true")["changed"]
     second = publish(lake, SCANLAKE_PUBLISH_IMAGES="true")
     assert second["images"] == len(files_in(lake)) == first["images"] + second["images_uploaded"]
     assert files_in(target) == files_in(lake)

@@ -170,7 +170,7 @@ def _commands(folder: Path) -> tuple[tuple[str, ...], ...]:
         *(("repair",), ("repair", "--read-data"), ("purge", "{id}", "--yes"), ("rollback", "1", "--yes")),
         *(_UNDO, ("backup", place["backup"]), ("backup", place["backup"], "--with-images")),
         *(("restore", place["backup"], place["restored"]), ("publish", "--to", f"file://{place['target']}")),
-        ("publish", "--to", f"file://{place['target']}", "--with-images"),
+        ("publish", "--to", f"file://{place['target']}", "--set", "publish_images=true"),
         ("report", "--where", "TRUE", "--out", place["report"]),
         ("images", "export", "--out", place["pictures"]),
         *(("export", place["tables"]), ("export", place["book.xlsx"]), ("check",), ("status",)),
