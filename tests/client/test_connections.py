@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import resource
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,25 @@ async def test_a_connection_is_used_again(client: Make) -> None:
             assert server.connections == connections
         await asyncio.gather(*(asking.get_file(number) for number in range(4)))
         assert server.connections == 5
+
+
+async def test_a_connection_carries_every_kind_of_answer(client: Make) -> None:
+    """Answers without a body, with chunks, compressed, or after an interim one leave the connection as it was."""
+    chunked = [("Transfer-Encoding", "chunked")]
+    packed = gzip.compress(b'{"id": 5}')
+    answers = [
+        answer({"id": 5}),
+        b"HTTP/1.1 204 Whatever\r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + answer({"id": 5}),
+        answer(b'9\r\n{"id": 5}\r\n0\r\n\r\n', headers=chunked, length=False),
+        answer(packed, headers=[("Content-Encoding", "gzip")]),
+        answer({"id": 5}, status=404),
+        answer({"id": 5}),
+    ]
+    async with scripted([*answers]) as server, client(server.base) as asking:
+        found = [await asking.get_file(5) for _ in answers]
+        assert [getattr(one, "raw", None) == b'{"id": 5}' for one in found] == [1, 0, 1, 1, 1, 0, 1]
+        assert (server.connections, dict(asking.stats.error_kinds)) == (1, {})
 
 
 @pytest.mark.parametrize(

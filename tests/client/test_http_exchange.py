@@ -15,11 +15,13 @@ import pytest
 from pipeline.client.concurrency_search import INITIAL_CONCURRENCY
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail, NotFound
-from pipeline.errors import AuthenticationError, ProtocolError, ServiceUnavailableError
-from schemas.requests import FileQuery
+from pipeline.errors import AuthenticationError, ProtocolError, ScanlakeError, ServiceUnavailableError
+from schemas.requests import FileQuery, ReportRequest
 from tests.client.scripted_server import Asked, Close, Reset, Wait, answer, scripted
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from pipeline.client.client import Client
     from tests.client.conftest import Make
 
@@ -103,11 +105,16 @@ async def test_unusual_but_valid_answers(steps: Any, client: Make) -> None:
 
 
 @pytest.mark.virtual_time
-async def test_a_stall_ends(client: Make) -> None:
-    """A request without an answer times out after its time; other requests continue."""
+@pytest.mark.parametrize(
+    "start",
+    [b"", answer({"id": 6})[:-1], answer({"id": 6}, length=False)],
+    ids=["no answer", "cut off", "of unknown length"],
+)
+async def test_a_stall_ends(start: bytes, client: Make) -> None:
+    """A request without a complete answer times out after its time; other requests continue."""
 
     def script(asked: Asked) -> Any:
-        return [Wait(30)] if asked.path.endswith("/6") else GOOD
+        return [start, Wait(30)] if asked.path.endswith("/6") else GOOD
 
     async with scripted(script) as server, client(server.base, max_attempts=2) as asking:
         stuck = asyncio.ensure_future(asking.get_file(6))
@@ -117,6 +124,36 @@ async def test_a_stall_ends(client: Make) -> None:
             await stuck
         assert raised.value.kind == "timeout"
         assert asyncio.get_running_loop().time() == pytest.approx(2 * 5.0, abs=0.1)
+
+
+@pytest.mark.virtual_time
+async def test_each_stall_ends_at_its_own_time(client: Make) -> None:
+    """Requests that begin at different times, and one with more time than others, each time out after their own."""
+    loop, ends = asyncio.get_running_loop(), list[float]()
+
+    async def ask(call: Coroutine[Any, Any, object]) -> None:
+        with pytest.raises(ScanlakeError, match="in time"):
+            await call
+        ends.append(loop.time())
+
+    async with scripted([[Wait(60)]]) as server, client(server.base, max_attempts=1) as asking:
+        calls = [asyncio.ensure_future(ask(asking.order_report(ReportRequest(files=(1,)), timeout_seconds=20.0)))]
+        for _ in range(3):
+            await asyncio.sleep(1.0)
+            calls.append(asyncio.ensure_future(ask(asking.get_file(5))))
+        await asyncio.gather(*calls)
+    assert ends == pytest.approx([6.0, 7.0, 8.0, 20.0], abs=0.1)
+
+
+@pytest.mark.virtual_time
+async def test_a_cancelled_request_is_no_timeout(client: Make) -> None:
+    """A request that is cancelled at the moment of its timeout stays cancelled."""
+    async with scripted([[Wait(60)]]) as server, client(server.base, max_attempts=1) as asking:
+        task = asyncio.ensure_future(asking.get_file(5))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(5.0, task.cancel)
+        await asyncio.wait({task})
+        assert task.cancelled()
 
 
 @pytest.mark.virtual_time
