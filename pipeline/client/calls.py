@@ -140,7 +140,7 @@ class CallRunner:
     async def _attempt(self, call: ApiCall[Value]) -> Value:
         """Wait for the rate limiter, send, parse, and report the outcome to the rate limiter."""
         limiter, clock = self.rate_limiter, self.retry_policy.time_source.clock
-        async with limiter.slot():
+        async with limiter:
             started = clock()
             if call.started is None:
                 call.started = started

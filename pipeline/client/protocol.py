@@ -354,7 +354,7 @@ def _parse_list_item(raw: bytes) -> ListItem:
 
 
 def _to_id(value: object) -> int | None:
-    if type(value) is int and abs(value) <= _MAX_USUAL_ID:
+    if value is None or (type(value) is int and abs(value) <= _MAX_USUAL_ID):
         return value
     number: int | None = ID.convert_or_none(value)
     return number

@@ -14,7 +14,7 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal
 
 from pipeline.client.concurrency_search import AdaptiveConcurrency
 from pipeline.client.rate_search import AdaptiveRate
@@ -52,7 +52,7 @@ class LimiterState:
 
 
 class RateLimiter:
-    """Delays requests to what the service allows. Use: `async with limiter.slot(): ...`."""
+    """Delays requests to what the service allows. Use: `async with limiter: ...`."""
 
     def __init__(
         self,
@@ -76,10 +76,6 @@ class RateLimiter:
         self._decreased_at = -1.0
         self._waited_for_rate = False  # the last request that waited, rather than for an answer
         self._authentication_error: AuthenticationError | None = None
-
-    def slot(self) -> Self:
-        """Return a context that waits until a request may be sent. Raises `AuthenticationError` after `fail_all`."""
-        return self
 
     @property
     def concurrency(self) -> int:
@@ -186,7 +182,7 @@ class RateLimiter:
         self._release_waiters()
 
     async def __aenter__(self) -> None:
-        """Wait until a request may be sent, and take a slot for it."""
+        """Wait until a request may be sent, and take a slot for it. Raises `AuthenticationError` after `fail_all`."""
         if self._authentication_error is not None:
             raise self._copy_error(self._authentication_error)
         if not self._waiters and not self._try_acquire():

@@ -38,7 +38,7 @@ class TokenRedactor:
         """Return the body without the token; `error`: it is shown in a message rather than stored as data."""
         if not (error or self._is_distinct):
             return body
-        searched = _unescape(body) if _ASCII_ESCAPE.search(body) else body
+        searched = _unescape(body) if b"\\" in body and _ASCII_ESCAPE.search(body) else body
         for key in self._search_keys:  # a loop: on this path a generator would double the cost
             if key in searched:
                 break

@@ -130,7 +130,7 @@ async def get_pass_times(limiter: RateLimiter, requests: int, seconds: float = 0
     loop, times = asyncio.get_running_loop(), dict[int, float]()
 
     async def ask(number: int) -> None:
-        async with limiter.slot():
+        async with limiter:
             times[number] = loop.time()
             await asyncio.sleep(seconds)
 
@@ -190,7 +190,7 @@ async def test_slots_of_cancelled_waiters_are_freed() -> None:
     limiter, done = RateLimiter(max_concurrency=1), list[int]()
 
     async def ask(number: int) -> None:
-        async with limiter.slot():
+        async with limiter:
             await asyncio.sleep(1)
             done.append(number)
         if number == 0:
