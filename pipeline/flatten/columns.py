@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _ESCAPED: Final = "lone surrogates, which UTF-8 cannot encode; the column has the escaped text"
 _CASTS: Final = "pyarrow.compute"
 """The library of Arrow's casts. To load it takes as long as to convert 70,000 values, so a small run does not."""
+_FLAGS: Final[dict[object, bool | None]] = {None: None, "": None, False: False, True: True, "0": False, "1": True}
+"""The plain flags; 0 and 1 are equal to `False` and `True`."""
 _UTC: Final = pa.timestamp("us", "UTC")
 
 Mismatch = tuple[int, str]
@@ -38,7 +40,7 @@ def build_column(column: Column, values: Sequence[object]) -> tuple[pa.Array, li
     try:
         if (array := _convert_all(column.kind, column.arrow, values)) is not None:
             return array, []
-    except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):
+    except (pa.ArrowException, KeyError, OverflowError, TypeError, UnicodeEncodeError):
         pass  # some value is not as plain as its type
     return _convert_each(column, values)
 
@@ -46,32 +48,35 @@ def build_column(column: Column, values: Sequence[object]) -> tuple[pa.Array, li
 def _convert_all(kind: ValueType, arrow: pa.DataType, values: Sequence[object]) -> pa.Array | None:
     """Return the array of plain values, None for others. Arrow converts these as the converter does, six times faster.
 
-    Raises Arrow's error, or that of the interpreter, if one of the values is not plain.
+    Raises an error of Arrow or of the interpreter if one of the values is not plain: Arrow takes no text for an
+    integer, no integer for a text, and no boolean for either.
     """
-    types = set(map(type, values)) - {type(None)}
-    if not types:
-        return pa.nulls(len(values), arrow)
-    if (kind is TEXT and types == {str}) or (kind in {ID, COUNT} and types == {int}):
+    compute = sys.modules.get(_CASTS)
+    if kind is BOOLEAN:
+        return pa.array(map(_FLAGS.__getitem__, values), arrow, size=len(values))
+    if kind is ID or kind is COUNT or (kind is TEXT and compute is None):
         return pa.array(values, arrow)
-    if kind is TEXT and types == {int}:
-        return pa.array([None if value is None else str(value) for value in values], arrow)
-    if kind is BOOLEAN and (types == {bool} or (types == {int} and {0, 1, None}.issuperset(values))):
-        return pa.array([None if value is None else bool(value) for value in values], arrow)
-    if types == {str} and kind in {INSTANT, NUMBER} and _CASTS in sys.modules:
-        texts = pa.array([value or None for value in values], pa.string())
-        return _cast_instants(texts) if kind is INSTANT else _cast_numbers(texts)
+    if kind is TEXT:
+        try:
+            return pa.array(values, arrow)
+        except pa.ArrowTypeError:
+            return pa.array(values, pa.int64()).cast(arrow)
+    if (kind is INSTANT or kind is NUMBER) and compute is not None:
+        texts = pa.array([None if value == "" else value for value in values] if "" in values else values, pa.string())
+        return _cast_instants(texts, compute) if kind is INSTANT else _cast_numbers(texts, compute)
     return None
 
 
-def _cast_instants(texts: pa.Array) -> pa.Array | None:
+def _cast_instants(texts: pa.Array, compute: Any) -> pa.Array | None:
     """Return the instants of texts that all have a zone; None if one has no year that the lake's instants have."""
-    instants = texts.cast(_UTC).cast(pa.int64())
-    return instants.cast(pa.timestamp("us")) if all(map(is_in_range, instants.drop_null().to_pylist())) else None
+    instants = texts.cast(_UTC).view(pa.int64())
+    bounds = compute.min_max(instants).as_py().values()
+    return instants.view(pa.timestamp("us")) if all(bound is None or is_in_range(bound) for bound in bounds) else None
 
 
-def _cast_numbers(texts: pa.Array) -> pa.Array | None:
+def _cast_numbers(texts: pa.Array, compute: Any) -> pa.Array | None:
     numbers = texts.cast(pa.float64())
-    return numbers if all(map(float("inf").__gt__, map(abs, numbers.drop_null().to_pylist()))) else None
+    return numbers if numbers.null_count == len(numbers) or compute.all(compute.is_finite(numbers)).as_py() else None
 
 
 def _convert_each(column: Column, values: Sequence[object]) -> tuple[pa.Array, list[Mismatch]]:

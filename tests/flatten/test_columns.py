@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -50,7 +51,7 @@ def _judged(kind: ValueType, value: Any) -> Any:
 @pytest.fixture(autouse=True, params=[False, True], ids=["small", "large"])
 def _casts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Arrow cast as in the process of a large run, or not, as in a small one."""
-    monkeypatch.setattr(columns, "_CASTS", "pyarrow" if request.param else "no library")
+    monkeypatch.setattr(columns, "_CASTS", "pyarrow.compute" if request.param else "no library")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -69,6 +70,16 @@ def test_a_column_is_what_its_judge_says(kind: ValueType, values: list[Any]) -> 
     assert [row for row, _ in misfits] == [
         row for row, value in enumerate(judged) if value is TypeMismatchError or lone[row]
     ]
+
+
+@every("odd", ["true", 2, -1, JsonNumber("1.0"), [1], {}])
+def test_a_flag_is_zero_or_one(odd: Any) -> None:
+    """Zero, one, their texts and booleans are flags, side by side; a text such as `true` is none."""
+    plain = [True, 0, "1", "", None, 1, False, "0"]
+    flags = [True, False, True, None, None, True, False, False]
+    assert columns.build_column(_column(value_types.BOOLEAN), plain)[0].to_pylist() == flags
+    array, misfits = columns.build_column(_column(value_types.BOOLEAN), [*plain, odd])
+    assert (array.to_pylist(), misfits) == ([*flags, None], [(len(plain), "neither 0 nor 1")])
 
 
 @every("edge", ["0000-01-01T00:00:00Z", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
