@@ -13,7 +13,7 @@ from pipeline.flatten.rows import Misfit, TableBuilder, build_misfit_table
 from schemas import tables, value_types
 from schemas.file_versions import FileVersion, Reject
 from schemas.json_decode import InvalidJsonError, decode_json
-from schemas.value_types import ID, TEXT
+from schemas.value_types import ID
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
@@ -157,17 +157,14 @@ class _RowCollector:
             self._add_submission(submit, file_id, position, fetched)
         for position, run in _get_child_objects("workflow_runs", document, unexpected):
             self._add_run(run, file_id, position, fetched, _get_mismatched_file_id(run, own_ids))
+        document = {"file_id": None, **document}  # only instances have it; an absent key makes `add` slower
         self.rows["files"].add(document, file_id, version.detail is not None, fetched, also=unexpected)
 
     def _add_submission(self, submit: JsonObject, file_id: int, position: int, fetched: int) -> None:
         submission = parse_submission(submit)
         header = submission.header
         self.rows["form_submits"].add(header, file_id, position, fetched, also=submission.unexpected)
-        parents = (
-            TEXT.convert_or_none(header.get("id")),
-            position,
-            ID.convert_or_none(header.get("form_id")),
-        )
+        parents = header.get("id"), position, header.get("form_id")
         add = self.rows["form_answers"].add
         for index, answer in enumerate(submission.answers):
             add(answer, file_id, *parents, index, fetched)
@@ -178,35 +175,23 @@ class _RowCollector:
             digest = self._add_definition(definition, file_id, fetched)
         elif definition is not None:
             unexpected["workflow"] = definition
-        owner = (
-            file_id,
-            ID.convert_or_none(run.get("id")),
-            ID.convert_or_none(run.get("workflow_id")),
-        )
         for index, step in _get_child_objects("workflow_run_steps", run, unexpected):
-            self._add_run_step(step, owner, index, fetched)
+            self._add_run_step(step, run, file_id, index, fetched)
         self.rows["workflow_runs"].add(run, file_id, digest, position, fetched, also=unexpected)
 
-    def _add_run_step(
-        self, step: JsonObject, owner: tuple[int, int | None, int | None], position: int, fetched: int
-    ) -> None:
-        file_id, run_id, workflow_id = owner
+    def _add_run_step(self, step: JsonObject, run: JsonObject, file_id: int, position: int, fetched: int) -> None:
         if step.get("workflow_run_id") is None:
-            step = {**step, "workflow_run_id": run_id}
+            step = {**step, "workflow_run_id": ID.convert_or_none(run.get("id"))}
         unexpected: JsonObject = {}
         items = step.get("entity_ids")
         if isinstance(items, list):
             self._add_items(items, step, file_id, fetched)
         elif items is not None:
             unexpected["entity_ids"] = items
-        self.rows["workflow_run_steps"].add(step, file_id, workflow_id, position, fetched, also=unexpected)
+        self.rows["workflow_run_steps"].add(step, file_id, run.get("workflow_id"), position, fetched, also=unexpected)
 
     def _add_items(self, items: list[Any], step: JsonObject, file_id: int, fetched: int) -> None:
-        parents = (
-            ID.convert_or_none(step["workflow_run_id"]),
-            ID.convert_or_none(step.get("id")),
-            TEXT.convert_or_none(step.get("entity_type")),
-        )
+        parents = step["workflow_run_id"], step.get("id"), step.get("entity_type")
         add = self.rows["workflow_run_step_items"].add
         for number, entity in enumerate(items):
             add({"entity_id": entity}, file_id, *parents, number, fetched)

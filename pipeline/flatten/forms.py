@@ -79,6 +79,8 @@ def _add_id(number: str, entry: object, value_key: str) -> JsonObject:
 def _match_answers(questions: list[JsonObject], answers: list[JsonObject]) -> list[JsonObject]:
     if not answers:
         return [_normalize_entry(question) for question in questions]
+    if [str(question.get("id")) for question in questions] == [str(answer.get("id")) for answer in answers]:
+        return [_normalize_entry(_merge_answer(*pair)) for pair in zip(questions, answers, strict=True)]
     answers_by_id: defaultdict[str, deque[JsonObject]] = defaultdict(deque)
     for answer in answers:
         answers_by_id[str(answer.get("id"))].append(answer)
@@ -109,13 +111,14 @@ def _normalize_entry(sent: JsonObject) -> JsonObject:
     label, name, value = sent.get("label"), sent.get("name"), sent.get("value")
     is_nested = isinstance(value, list | dict)
     if label is not None and "name" not in sent and not is_nested and _VALUE_JSON not in sent:
-        return sent
+        return {**sent, _VALUE_JSON: None}
     entry = {**sent, "label": name if label is None else label}
     entry.pop("name", None)
     if label is not None and name is not None and name != label:
         put_unique(entry, "also_named", name)
     if _VALUE_JSON in sent:  # a key of the service that has the name of our column
         put_unique(entry, f"{_VALUE_JSON}'", entry.pop(_VALUE_JSON))
+    entry[_VALUE_JSON] = None
     if is_nested:
         entry["value"], entry[_VALUE_JSON] = _to_readable(value), value
     return entry

@@ -11,11 +11,11 @@ import pyarrow as pa
 from pipeline.flatten import columns
 from pipeline.flatten.extra import Drift, DriftCounter, JsonObject, put_unique
 from schemas.tables import COMMIT_SEQ_COLUMN, MISFITS
-from schemas.value_types import TEXT, TypeMismatchError, encode_json, escape_surrogates
+from schemas.value_types import INSTANT, TEXT, TypeMismatchError, encode_json, escape_surrogates
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from schemas.tables import Table
 
@@ -61,19 +61,21 @@ class TableBuilder:
         schema = table.arrow
         self._by_row = pa.schema([field for field in schema if field.name not in {"_run_id", "_seq"}])
 
-    def _find_key_indexes(self) -> dict[str, int]:
-        """Return where a buffered row has the values that name it, by column."""
-        names = [column.name for column in self.table.from_wire] + [""]
-        names += [column.name for column in self._own_columns]
-        return {name: names.index(name) for name in (*self.table.key, "position") if name in names}
+    def _find_key_indexes(self) -> dict[str, tuple[int, Callable[[object], object]]]:
+        """Return where a buffered row has the values that name it, by column, and how a key shows them."""
+        named = [(column.name, _to_key_value) for column in self.table.from_wire] + [("", _to_key_value)]
+        named += [(column.name, column.kind.convert_or_none) for column in self._own_columns]
+        indexes = {name: (index, convert) for index, (name, convert) in enumerate(named)}
+        return {name: indexes[name] for name in (*self.table.key, "position") if name in indexes and name != "file_id"}
 
     def add(
         self, source: JsonObject, *own_values: object, also: JsonObject | None = None, file_id: int | None = None
     ) -> None:
         """Add the row of one object.
 
-        `own_values` are the values of the table's own columns, in order. `also` goes to `extra` unchanged. `file_id` is
-        the file that brought the row, for tables whose rows do not name it.
+        `own_values` are the values of the table's own columns, in order. A parent's key among them is as sent: if it
+        does not fit, it is NULL here, and a misfit of the parent's row only. `also` goes to `extra` unchanged.
+        `file_id` is the file that brought the row, for tables whose rows do not name it.
         """
         if file_id is not None:
             self._files[len(self._buffer)] = file_id
@@ -111,7 +113,10 @@ class TableBuilder:
         for row, key, value in self._misplaced:
             self._add_misfit(row, key, _NO_COLUMN, value)
         for column, values in zip(self._own_columns, by_column[wire_count + 1 :], strict=True):
-            built[column.name] = pa.array(values, column.arrow)
+            if column.kind is INSTANT:  # the fetch, in microseconds
+                built[column.name] = pa.array(values, column.arrow)
+            else:
+                built[column.name], _ = columns.build_column(column, values)
         built["extra"] = self._encode_extra()
         self._chunks.append(pa.table([built[name] for name in self._by_row.names], schema=self._by_row))
         for buffered in (self._buffer, self._extra, self._misplaced, self._files):
@@ -120,7 +125,7 @@ class TableBuilder:
     def _add_misfit(self, row: int, column_name: str, reason: str, value: object) -> None:
         values = self._buffer[row]
         file_id = self._files[row] if row in self._files else values[len(self._wire_keys) + 1]  # the first own column
-        key = {name: _to_key_value(values[index]) for name, index in self._key_indexes.items() if name != "file_id"}
+        key = {name: convert(values[index]) for name, (index, convert) in self._key_indexes.items()}
         sent = escape_surrogates(value) if isinstance(value, str) else encode_json(value)
         name, fetched_at = escape_surrogates(column_name), values[-1]  # the last own column
         self.misfits.append(Misfit(file_id, self.table.name, key, name, reason, sent, fetched_at))

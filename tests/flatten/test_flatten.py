@@ -124,6 +124,27 @@ def test_misfits_are_rows_with_place_reason_and_text() -> None:
     assert rows(flat, "uploads")[1]["device_id"] == "dev-7"
 
 
+def test_a_key_that_does_not_fit_is_a_misfit_of_its_own_row_only() -> None:
+    """A parent's key is NULL in the rows below it if it does not fit; the keys of misfits have columns' values."""
+    item = {"id": 9, "entity_ids": ["x"], "entity_type": 7}
+    run = {"id": "r-1", "workflow_id": "w-1", "workflow_run_steps": [item]}
+    submit = {"id": 5, "form_id": "f-1", "fields": [{"id": 1, "label": "Q", "value_json": 3, "value": "v"}]}
+    flat = take({"workflow_runs": [run], "form_submits": [submit, {**submit, "fields": [{"label": [1]}]}]})
+    found = [tuple(row.values())[1:4] for row in flat.tables["misfits"].to_pylist()]
+    item_key = '{"workflow_run_id":null,"workflow_run_step_id":9,"entity_id":"x","position":0}'
+    assert found == [
+        ("form_submits", '{"id":5,"position":0}', "form_id"),
+        ("form_submits", '{"id":5,"position":1}', "form_id"),
+        ("form_answers", '{"form_submit_id":"5","question_id":null,"position":0}', "label"),
+        ("workflow_runs", '{"id":"r-1","position":0}', "id"),
+        ("workflow_runs", '{"id":"r-1","position":0}', "workflow_id"),
+        ("workflow_run_step_items", item_key, "entity_id"),
+    ]
+    assert "workflow_run_id" not in rows(flat, "workflow_run_steps")[0]
+    assert rows(flat, "workflow_run_step_items")[0]["entity_type"] == "7"
+    assert [row["form_submit_id"] for row in rows(flat, "form_answers")] == ["5", "5"]
+
+
 def test_misfits_of_many_files_name_each_its_own() -> None:
     """Across chunks and files, each misfit stands with the file that sent it."""
     versions = [version({"id": key, "uploads": [{"id": 1, "latitude": f"x{key}"}] * 3}, key=key) for key in range(700)]
