@@ -10,8 +10,9 @@ import signal
 import sys
 import time
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
 
 from pipeline.errors import (
     AuthenticationError,
@@ -36,8 +37,7 @@ _CPU_MARGIN_SECONDS: Final = 30
 _log = get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class ChildLimits:
+class ChildLimits(Struct, frozen=True):
     """Limits of a child: seconds until it is killed, bytes of one line and of all output."""
 
     seconds: float | None = None
@@ -48,8 +48,7 @@ class ChildLimits:
 _DEFAULT_LIMITS: Final = ChildLimits()
 
 
-@dataclass(frozen=True, slots=True)
-class ChildResult:
+class ChildResult(Struct, frozen=True):
     """The end of a child: exit code (negative: the signal that killed it), standard output, last line of stderr."""
 
     code: int
@@ -124,8 +123,7 @@ async def run_maintenance(
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class RunningCommand:
+class RunningCommand(Struct, frozen=True):
     """A running child with its three pipes."""
 
     process: asyncio.subprocess.Process

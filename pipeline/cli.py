@@ -4,7 +4,7 @@ A command is a module of `pipeline.commands` with a function `run` and a constan
 docstring is its line in the help. Both are read as text, and a module is imported only when its command is called, so
 that `scanlake --help` is fast. A positional parameter of `run` receives the `CommandContext`. A module with a function
 `describe_source` also has `--all`: a process for each source, and one line of it (see `pipeline.sources`). `RESULT`
-is the dataclass that the command prints with `--json`.
+is the struct that the command prints with `--json`.
 """
 
 # Annotations are evaluated here: typer reads them. Hence no `from __future__ import annotations`.
@@ -22,12 +22,12 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn
 
 import typer
+from msgspec import Struct
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command
@@ -75,8 +75,7 @@ scanlake COMMAND --help    the options of a command
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Struct, frozen=True):
     """A command: the module with its `run`, its one-line help, and its group in the list of commands."""
 
     module: str
@@ -276,7 +275,7 @@ def _wrap_command(name: str, module: Any, *, for_completion: bool) -> Callable[.
     added = _GLOBAL_OPTIONS if for_completion else map(_hide_option, _GLOBAL_OPTIONS)
 
     def command(click_context: typer.Context, **options: Any) -> ExitCode | None:
-        own_options = GlobalOptions(**{field.name: options.pop(field.name) for field in fields(GlobalOptions)})
+        own_options = GlobalOptions(**{name: options.pop(name) for name in GlobalOptions.__struct_fields__})
         typed = read_typed_options(name, click_context, [parameter.name for parameter in own])
         check_option_rules(own, typed)
         create_context = _import_module("pipeline.context").create_context

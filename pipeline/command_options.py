@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Annotated, Any, Final, get_args
 
 import typer
+from msgspec import Struct
 
 from pipeline.errors import SettingsError
 
@@ -47,8 +48,7 @@ class Excludes:
                 raise SettingsError(f"{option} and {other} exclude each other.", hint=f"Leave out {option} or {other}.")
 
 
-@dataclass(frozen=True, slots=True)
-class TypedCommand:
+class TypedCommand(Struct, frozen=True):
     """A command as it was typed: its name and, by parameter, the words that give the parameter its value."""
 
     name: str = ""

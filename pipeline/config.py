@@ -11,10 +11,10 @@ import difflib
 import os
 import re
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import Struct
 from pydantic import ValidationError
 
 from pipeline.errors import SettingsError
@@ -40,8 +40,7 @@ _RESERVED_SOURCE_NAMES: Final = frozenset({
 """SCANLAKE_TOKEN_FILE and SCANLAKE_TOKEN_LOCATION are settings; the others are names of schemas and databases."""
 
 
-@dataclass(frozen=True, slots=True)
-class SettingsLayers:
+class SettingsLayers(Struct, frozen=True):
     """The layers as (origin, values), the lowest first; `source` is the selected source."""
 
     path: Path | None

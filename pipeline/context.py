@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
+
+from msgspec import field
+from msgspec.structs import asdict
 
 from pipeline import logs, progress
 from pipeline.command_options import TypedCommand
@@ -22,8 +24,7 @@ if TYPE_CHECKING:
     from types import UnionType
 
 
-@dataclass(frozen=True, slots=True)
-class CommandContext(GlobalOptions):
+class CommandContext(GlobalOptions, frozen=True):
     """The global options, and the first argument of a command's `run`."""
 
     result_type: type | UnionType | None = None
@@ -117,7 +118,7 @@ def create_context(
     options: GlobalOptions, typed: TypedCommand, result_type: type | UnionType | None = None
 ) -> CommandContext:
     """Return the context of a command. Start logging, and redact the tokens in the environment."""
-    values = {field.name: getattr(options, field.name) for field in fields(options)}
+    values = asdict(options)
     context = CommandContext(**values, typed=typed, result_type=result_type)
     logs.register_secrets(*tokens_in_environment())
     logs.configure(context.log_level, as_json=context.log_json, file=context.log_file)

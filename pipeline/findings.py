@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pipeline.errors import ExitCode, most_severe
 from pipeline.formatting import pluralize
@@ -32,8 +34,7 @@ class Severity(StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """Result of one check: what was checked, in which area, and what a person does about it.
 
     `repair` is what `scanlake repair` does about it, or has done. `files` counts the affected files of the service;
@@ -88,8 +89,7 @@ def from_error(area: str, subject: str, failure: ScanlakeError) -> Finding:
     return error(area, subject, failure.message.rstrip("."), failure.hint, failure.exit_code)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
+class CheckResult(Struct, frozen=True):
     """Findings in the order of the checks, and how many there are of each severity."""
 
     counts: dict[Severity, int]

@@ -1,11 +1,12 @@
 """The options that every command has, before or after the command's name; the later one wins."""
 
 # Annotations are evaluated here: typer reads them. Hence no `from __future__ import annotations`.
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
 import typer
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 _PANEL: Final = "Global options"
 
@@ -24,8 +25,7 @@ def _parse_path(text: str) -> Path:
 _PATH_OPTION: Final = {"parser": _parse_path, "metavar": "PATH"}
 
 
-@dataclass(frozen=True, slots=True)
-class GlobalOptions:
+class GlobalOptions(Struct, frozen=True):
     """Values of the global options; `None`, `False` and 0 mean that an option was not given."""
 
     config: Annotated[
@@ -56,6 +56,6 @@ class GlobalOptions:
 
     def merged_over(self, outer: Self) -> Self:
         """Return these options, with those of `outer` where none was given; --set adds up."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = asdict(self)
         typed = {name: value for name, value in values.items() if value}
         return replace(outer, **(typed | {"set_values": [*(outer.set_values or ()), *(self.set_values or ())]}))

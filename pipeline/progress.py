@@ -10,8 +10,10 @@ import os
 import sys
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from pipeline.formatting import format_bytes, format_duration
 from pipeline.logs import get_logger
@@ -30,8 +32,7 @@ _LIMIT_LABELS: Final = {
 """What limits the rate: the processor or the rate limiter's reasons, and the words on the screen."""
 
 
-@dataclass(frozen=True, slots=True)
-class CrawlProgress:
+class CrawlProgress(Struct, frozen=True):
     """Progress of a crawl. Counts are files; `windows_known` is 0 if nothing counts the windows.
 
     `max_requests_per_second` and `concurrency` are the present limits, `limited_by` the reason for them.
@@ -76,8 +77,7 @@ class CrawlProgress:
         return first, counts, limits
 
 
-@dataclass(frozen=True, slots=True)
-class ReportProgress:
+class ReportProgress(Struct, frozen=True):
     """Progress of a report job. Counts are PDFs, orders, and polls of the service for finished PDFs."""
 
     pdfs: int = 0
@@ -103,8 +103,7 @@ class ReportProgress:
         return first, [*counts, f"polled {self.polls:,} times"]
 
 
-@dataclass(frozen=True, slots=True)
-class ImageProgress:
+class ImageProgress(Struct, frozen=True):
     """Progress of a download of images. Counts are pictures; `bytes` are those that were received."""
 
     done: int = 0
@@ -207,8 +206,7 @@ class LogProgress(Progress):
         self._next_at = time.monotonic() + LOG_INTERVAL_SECONDS
 
 
-@dataclass(slots=True)
-class RateEstimator:
+class RateEstimator(Struct):
     """The rate of the last seconds."""
 
     _samples: deque[tuple[float, int]] = field(default_factory=deque)

@@ -1,8 +1,9 @@
 """The last publish of a lake to object storage, as commands show it."""
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Self
+
+from msgspec import Struct
 
 from pipeline.formatting import format_instant, pluralize
 from pipeline.lake.models import PublishRecord
@@ -10,8 +11,7 @@ from pipeline.logs import to_one_line
 from schemas.timestamps import to_datetime
 
 
-@dataclass(frozen=True, slots=True)
-class PublishOutcome:
+class PublishOutcome(Struct, frozen=True):
     """The last publish. `problem` is None if the target has everything; `failures` are consecutive."""
 
     target: str | None

@@ -10,9 +10,11 @@ import asyncio
 import json
 import tempfile
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pipeline.child_commands import ChildLimits, create_child_error, parse_json_object, start_command, write_line
 from pipeline.errors import SettingsError, TimeLimitReachedError
@@ -30,8 +32,7 @@ _MAX_SAFE_INTEGER: Final = 2**53 - 1
 _ASK_FOR_LESS: Final = "Ask for less: filter, aggregate, or select fewer columns."
 
 
-@dataclass(frozen=True, slots=True)
-class QueryLimits:
+class QueryLimits(Struct, frozen=True):
     """Limits of a query: rows and bytes of its result, seconds from the start of its process."""
 
     rows: int

@@ -1,16 +1,17 @@
 """The result of a command as the one JSON object of `--json`: the only encoder of results.
 
-A result is a frozen dataclass. Instants are `datetime` values in UTC and become ISO-8601 text with `Z`.
+A result is a frozen struct. Instants are `datetime` values in UTC and become ISO-8601 text with `Z`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any
+
+from msgspec import Struct
 
 
 def encode_result(result: object, exit_code: int) -> str:
@@ -22,13 +23,13 @@ def encode_result(result: object, exit_code: int) -> str:
 
 
 def to_json_value(value: Any) -> Any:
-    """Return the value as JSON's types: dataclasses and mappings become objects, instants text with `Z`."""
+    """Return the value as JSON's types: structs and mappings become objects, instants text with `Z`."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, datetime | PurePath):
         return format_json_instant(value) if isinstance(value, datetime) else str(value)
-    if is_dataclass(value):
-        return {field.name: to_json_value(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Struct):
+        return {name: to_json_value(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, Mapping):
         return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, Collection):

@@ -11,10 +11,11 @@ import csv
 import hashlib
 import json
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from datetime import datetime  # noqa: TC003 - the JSON page reads the types
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import ValidationError
 
 from pipeline.atomic_files import FileLockedError, lock_file
@@ -44,8 +45,7 @@ _LOCK_NAME: Final = "SHARES.LOCK"
 _MAX_COUNTED_FILES: Final = 50
 
 
-@dataclass(frozen=True, slots=True)
-class ShareOutcome:
+class ShareOutcome(Struct, frozen=True):
     """Outcome of one share."""
 
     reference: str

@@ -7,9 +7,11 @@ import json
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pipeline.child_commands import ChildResult, parse_json_object, run_command, write_line
 from pipeline.command_options import ALL_PARAMETERS
@@ -29,8 +31,7 @@ _COMMAND_IN_HINT: Final = re.compile(r"`scanlake (?!init\b)[a-z]+(?=[` ])(?! --s
 _NEED_TOKEN: Final = frozenset({"check", "sync", "verify"})
 
 
-@dataclass(frozen=True, slots=True)
-class AllSourcesResult:
+class AllSourcesResult(Struct, frozen=True):
     """The JSON objects of a command for all sources, by source."""
 
     sources: Mapping[str, Mapping[str, Any]]

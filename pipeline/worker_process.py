@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import traceback
-from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
 
 from pipeline.errors import RemoteTraceback, ScanlakeError
 from pipeline.parent_process import end_with_parent, name_parent
@@ -39,8 +40,7 @@ class WorkerEndedError(ScanlakeError):
         self.ended_with = exit_code
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
+class _Failure(Struct, frozen=True):
     """An error and its stack, which a pickled error does not contain."""
 
     error: Exception

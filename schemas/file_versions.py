@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 
 class FileVersion(NamedTuple):
@@ -27,8 +28,7 @@ class FileVersion(NamedTuple):
     instance: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tombstone:
+class Tombstone(Struct, frozen=True):
     """A deleted file, with the evidence of its deletion."""
 
     file_id: int
@@ -36,8 +36,7 @@ class Tombstone:
     evidence: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(Struct, frozen=True):
     """A document that cannot be processed; the lake keeps it for another attempt.
 
     `is_list_item` if the document is a usable list item, and only the file's detail could not be had.

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Final
 
 import pyarrow as pa
+from msgspec import Struct
 
 from schemas import value_types, wire
 
@@ -38,8 +39,7 @@ class MergeRule(StrEnum):
     BY_LANG = "by_lang"  # the detail, unless only the list heeds `lang`; then the list's text
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """A column: name, type, field id, comment, wire key ('' if the service does not send it), merge rule.
 
     A column that is not `nullable` has a value in every row.

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import Struct
 from pydantic_core import core_schema
 
 from schemas.json_decode import JsonNumber
@@ -32,8 +32,7 @@ class TypeMismatchError(ValueError):
     """A type mismatch. The error has no copy of the value, which is a customer's data."""
 
 
-@dataclass(frozen=True, slots=True)
-class ValueType:
+class ValueType(Struct, frozen=True):
     """A value type: its name, its meaning in a table, its SQL type and its converter."""
 
     name: str

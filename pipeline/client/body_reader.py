@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from msgspec import Struct
 
 from pipeline.client.charset import check_utf8
 from pipeline.client.content_encoding import BodyDecoder, body_too_large_error, decode_body
@@ -35,8 +36,7 @@ class Download(Protocol):
         """Raise for a body above the limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class BodyReader:
+class BodyReader(Struct, frozen=True):
     """Reads bodies and counts their bytes."""
 
     options: ClientOptions

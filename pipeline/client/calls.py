@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from msgspec import Struct, field
 
 from pipeline.client.allowed_urls import origin
 from pipeline.client.errors import (
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
-@dataclass(slots=True)
-class RequestStats:
+class RequestStats(Struct):
     """Requests so far. `error_kinds` counts failed attempts by kind; `bytes` are those of bodies, as sent."""
 
     list: int = 0
@@ -51,8 +51,7 @@ class RequestStats:
         return self.list + self.detail + self.share + self.report + self.other + self.retries
 
 
-@dataclass(slots=True)
-class ApiCall(Generic[Value]):
+class ApiCall(Struct, Generic[Value]):
     """One call: its URL, and how to parse its answer."""
 
     label: str  # its name in messages: method and path, never the query
@@ -70,8 +69,7 @@ class ApiCall(Generic[Value]):
         return not self.is_idempotent and error.may_have_reached_service and not is_throttled
 
 
-@dataclass(frozen=True, slots=True)
-class CallRunner:
+class CallRunner(Struct, frozen=True):
     """Runs calls. `send` sends one request and returns its complete response, or raises `AttemptError`."""
 
     send: Callable[[ApiCall[Any]], Awaitable[Response]]

@@ -6,13 +6,13 @@ and raised `from None`. `protocol` parses answers, `rate_limiter` sets the speed
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, urlencode
 
 import aiohttp
 import msgspec
+from msgspec.structs import replace
 
 from pipeline.client.allowed_urls import origin
 from pipeline.client.body_reader import BodyReader

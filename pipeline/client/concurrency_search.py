@@ -23,8 +23,9 @@ tests/client/test_concurrency_search.py and tests/client/test_rate_limiter.py ha
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 
 class _Epoch(NamedTuple):
@@ -49,8 +50,7 @@ _MAX_FAILURE_RATIO: Final = 0.05  # of the answers at a limit, from `_MIN_FAILUR
 _MIN_FAILURES: Final = 3
 
 
-@dataclass(slots=True)
-class _Measurement:
+class _Measurement(Struct):
     """Answers to the requests that were sent since an instant. Latencies are in seconds."""
 
     since: float

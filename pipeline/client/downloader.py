@@ -6,11 +6,11 @@ is checked before it is requested.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urljoin
 
 import aiohttp
+from msgspec import Struct
 from yarl import URL
 
 from pipeline.client.allowed_urls import Origin, PrivateAddressError, SafeResolver, origin, resolve_named_url
@@ -33,16 +33,14 @@ class PrivateLinkError(ProtocolError):
     """The link itself leads to a private address: nothing was sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """A link that may be requested: absolute, and its origin."""
 
     address: str
     origin: Origin
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
+class Credentials(Struct, frozen=True):
     """The token in a query and as headers, for the service's own origin once that has answered 401."""
 
     query: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from pipeline.client.errors import AttemptError
 from pipeline.errors import ProtocolError
@@ -19,16 +20,14 @@ _END: Final = b"%%EOF"
 _TAIL_BYTES: Final = 2_048  # the end mark is within these; some writers append blanks or a signature
 
 
-@dataclass(frozen=True, slots=True)
-class DownloadedReport:
+class DownloadedReport(Struct, frozen=True):
     """A complete report: its size in bytes and its SHA-256 in hexadecimal."""
 
     bytes: int
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReportNotReady:
+class ReportNotReady(Struct, frozen=True):
     """The report does not exist yet. `reason` is the service's answer in short."""
 
     reason: str

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+from msgspec import Struct
 
 from pipeline.client.json_scan import JsonScanError, split_members
 from schemas.json_decode import InvalidJsonError, decode_json
@@ -32,8 +33,7 @@ _TEMPORARY: Final = re.compile(
 Category = Literal["token", "limit", "temporary", "other"]
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorBody:
+class ErrorBody(Struct, frozen=True):
     """What an answer reports about itself.
 
     `has_content`: it has any of the keys; `is_error`: it reports an error; `text` is a line for messages.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import resource
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
 
 from pipeline.client.client import Client
 from pipeline.client.image_client import ImageClient

@@ -6,9 +6,10 @@ retry policy of its own, so an image host that is slow or down does not slow dow
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
+
+from msgspec.structs import replace
 
 from pipeline.client.body_reader import BodyReader
 from pipeline.client.calls import ApiCall, CallRunner, RequestStats

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
+
+from msgspec import Struct
 
 from pipeline.client.errors import AttemptError
 from pipeline.errors import ProtocolError
@@ -17,8 +18,7 @@ _INVALID_LINK_STATUSES: Final = frozenset({400, 401, 403, 404, 410})
 """Answers of signed links that expired, and of pictures that no longer exist. Object stores answer 400, 403 or 404."""
 
 
-@dataclass(frozen=True, slots=True)
-class ImageType:
+class ImageType(Struct, frozen=True):
     """A type of pictures: its MIME type, and the extension of its files."""
 
     mime: str
@@ -72,23 +72,20 @@ class ImageTarget(Protocol):
         """Write all of `data`."""
 
 
-@dataclass(frozen=True, slots=True)
-class DownloadedImage:
+class DownloadedImage(Struct, frozen=True):
     """A complete picture: size in bytes, and type."""
 
     bytes: int
     type: ImageType
 
 
-@dataclass(frozen=True, slots=True)
-class InvalidLink:
+class InvalidLink(Struct, frozen=True):
     """The host does not serve the link: it has expired, or the picture no longer exists."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedImage:
+class RefusedImage(Struct, frozen=True):
     """The host answered with something that is not kept as a picture."""
 
     reason: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from pipeline.errors import SettingsError
 from pipeline.tokens import find_token_problem
@@ -15,8 +16,7 @@ GIB = 1024**3
 MAX_ATTEMPTS = 6  # of one request
 
 
-@dataclass(frozen=True, slots=True)
-class ClientOptions:
+class ClientOptions(Struct, frozen=True):
     """Options of `Client`. Sizes are those of decoded bodies."""
 
     max_concurrency: int = 512

@@ -7,8 +7,10 @@ only learns whether there is a next page.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Final, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 _TOTAL: Final = ("total", "total_count")
 _LAST: Final = ("last_page", "total_pages", "page_count", "pages")
@@ -22,8 +24,7 @@ _MAX_DIGITS: Final = 18
 PAGINATION_KEYS: Final = (*_TOTAL, *_LAST, *_SIZE, *_PAGE, *_TO, *_NEXT, *_NESTED_KEYS)
 
 
-@dataclass(frozen=True, slots=True)
-class PageInfo:
+class PageInfo(Struct, frozen=True):
     """The counts in an answer, None for those it lacks. `has_next` is None without any hint.
 
     `has_next_link` is by the link to the next page alone, for services whose counts are wrong. `contradicts_itself`:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.factory import create_client
@@ -23,8 +24,7 @@ _QUICK_ATTEMPTS: Final = 2
 _CLOCK_SKEW_LIMITS_SECONDS: Final = (5.0, 60.0)  # above the first: a note; above the second: a warning
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceProbe:
+class ServiceProbe(Struct, frozen=True):
     """The answer to the call: files in the service, if it counts them, and its clock's lead, if it sends its time."""
 
     files: int | None

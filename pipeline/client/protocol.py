@@ -6,10 +6,11 @@ A 200 proves nothing: HTML pages, truncated JSON and error bodies come with a 20
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict
 from pydantic import ValidationError
 
 from pipeline.client.clock import parse_retry_after
@@ -73,8 +74,7 @@ class ListItem(Document, frozen=True):
     """One entry of a list. `id` is None if it is not an exact integer."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListPage(PageInfo):
+class ListPage(PageInfo, frozen=True):
     """One answer to `GET /files`. `has_next` is None if the service gave no hint, `has_next_link` without a link."""
 
     items: tuple[ListItem, ...]
@@ -86,23 +86,20 @@ class Detail(Document, frozen=True):
     id: int
 
 
-@dataclass(frozen=True, slots=True)
-class NotFound:
+class NotFound(Struct, frozen=True):
     """The service does not have the file. `evidence` is its answer in short."""
 
     evidence: str
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(Struct, frozen=True):
     """A share link that was created. Its URL grants access: keep it out of logs."""
 
     url: str
     status: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReportOrder:
+class ReportOrder(Struct, frozen=True):
     """A report that was ordered, and its future URL. The URL grants access: keep it out of logs."""
 
     url: str

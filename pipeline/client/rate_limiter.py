@@ -13,8 +13,9 @@ import asyncio
 import math
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
+
+from msgspec import Struct
 
 from pipeline.client.concurrency_search import AdaptiveConcurrency
 from pipeline.client.rate_search import AdaptiveRate
@@ -31,16 +32,14 @@ _OVERLOAD_PAUSE_SECONDS: Final = 0.5
 LimitedBy = Literal["server limit", "latency", "ceiling"]
 
 
-@dataclass(frozen=True, slots=True)
-class LearnedLimits:
+class LearnedLimits(Struct, frozen=True):
     """Limits that one run learned for the next: requests per second (None: no limit), and concurrency."""
 
     rate: float | None = None
     concurrency: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LimiterState:
+class LimiterState(Struct, frozen=True):
     """The current limits, for display."""
 
     rate: float | None

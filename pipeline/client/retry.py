@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import tenacity
+from msgspec import Struct
 
 from pipeline.client.errors import ANSWER_KINDS, AttemptError, ThrottledError
 from pipeline.logs import get_logger
@@ -36,8 +37,7 @@ _UNREACHABLE: Final = {"connect", "dns", "handshake"}
 _MAX_FIRST_HANDSHAKES: Final = 2  # a service that ends two without any answer does not support this client's TLS
 
 
-@dataclass(frozen=True, slots=True)
-class TimeSource:
+class TimeSource(Struct, frozen=True):
     """Clock, sleep and random numbers. Tests inject their own, to run hours of back-off at once."""
 
     clock: Callable[[], float] = time.monotonic
@@ -79,7 +79,7 @@ class RetryPolicy:
     initial_connect_seconds: float = 15.0
     max_retry_after_seconds: float = 900.0
     max_silence_seconds: float = math.inf  # no call is repeated later after the start of the host's silence
-    time_source: TimeSource = TimeSource()
+    time_source: TimeSource = field(default_factory=TimeSource)
     was_answered: bool = False  # the service has sent any answer at all
     silent_since: float | None = None  # start of the first attempt that failed since the last sign of life
     budget: RetryBudget = field(init=False)
@@ -138,8 +138,7 @@ class RetryPolicy:
         return await retrying(repeat)
 
 
-@dataclass(slots=True)
-class _RetryState:
+class _RetryState(Struct):
     """The failures of one call so far. Its methods are tenacity's wait and stop strategies, called in this order."""
 
     policy: RetryPolicy

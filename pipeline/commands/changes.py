@@ -4,11 +4,12 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Annotated, Final
 
 import typer
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pipeline.context import CommandContext, require_catalog
 from pipeline.csv_rows import format_csv_row
@@ -22,8 +23,7 @@ from pipeline.text_tables import format_table
 from schemas.timestamps import SECOND, now_us, parse_instant, to_datetime
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedFile:
+class ChangedFile(Struct, frozen=True):
     """A file that was added, changed or deleted, with the columns that differ; times are of the later snapshot."""
 
     change: str
@@ -33,8 +33,7 @@ class ChangedFile:
     columns: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeList:
+class ChangeList(Struct, frozen=True):
     """The files that differ between two snapshots, and how many there are of each kind."""
 
     since: int
@@ -48,7 +47,7 @@ RESULT: Final = ChangeList
 
 _AGE: Final = re.compile(r"(?:\d{1,5}[dhms]){1,4}")
 _NUMBER_AND_UNIT: Final = re.compile(r"(\d+)([dhms])")
-_COLUMNS: Final = tuple(field.name for field in fields(ChangedFile))
+_COLUMNS: Final = ChangedFile.__struct_fields__
 _KINDS: Final = ("added", "changed", "deleted")
 _FORMATS: Final = (OutputFormat.TABLE, OutputFormat.CSV, OutputFormat.JSON)
 

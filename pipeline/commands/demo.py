@@ -8,12 +8,12 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import aiohttp
 import typer
+from msgspec import Struct
 
 from pipeline.child_commands import ChildLimits, run_command, start_command
 from pipeline.context import CommandContext
@@ -35,8 +35,7 @@ _QUERIES: Final = (
 """Titles of documented queries."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Service:
+class _Service(Struct, frozen=True):
     """The emulator's base URL and token, and a session for its control routes."""
 
     base_url: str

@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from msgspec import Struct
 
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
@@ -19,8 +19,7 @@ from pipeline.output_formats import OutputFormat, format_option
 GROUP: Final = "Use the data"
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedTables:
+class ExportedTables(Struct, frozen=True):
     """The place of an export, its format, and the rows by table."""
 
     out: Path

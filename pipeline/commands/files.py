@@ -3,11 +3,11 @@
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec import Struct, field
 
 from pipeline.client.client import Client
 from pipeline.client.factory import create_client
@@ -36,8 +36,7 @@ _SEARCH_OPTIONS: Final = (
 IncludeName = StrEnum("IncludeName", {name: name for name in INCLUDES})  # type: ignore[misc]
 
 
-@dataclass(slots=True)
-class FoundFiles:
+class FoundFiles(Struct):
     """Files with the keys of the service. `total` is None if the service does not count; `missing` was asked for."""
 
     files: list[Mapping[str, Any]] = field(default_factory=list)

@@ -6,12 +6,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 import typer
+from msgspec import Struct
 
 from pipeline import logs
 from pipeline.atomic_files import write_file
@@ -45,8 +45,7 @@ _GIT_NOT_IGNORED: Final = 1  # exit code of `git check-ignore`; 128 outside of a
 _QUOTES: Final = "\"'`<>"
 
 
-@dataclass(frozen=True, slots=True)
-class InitResult:
+class InitResult(Struct, frozen=True):
     """Result of `init`. `token` is the file that has it, or "environment"; `next` are the next commands."""
 
     written: list[Path]

@@ -1,9 +1,9 @@
 """`scanlake publish`: copy the lake to object storage, as a mirror and as Iceberg tables."""
 
-from dataclasses import dataclass
 from typing import Annotated, Final
 
 import typer
+from msgspec import Struct
 
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
@@ -18,8 +18,7 @@ from schemas.timestamps import now_us
 GROUP: Final = "Maintain the lake"
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedLake:
+class PublishedLake(Struct, frozen=True):
     """What was published: to a mirror, and to Iceberg tables."""
 
     mirror: MirrorResult | None

@@ -5,10 +5,10 @@ import os
 import secrets
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Final
 
 import typer
+from msgspec import Struct
 
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
@@ -28,8 +28,7 @@ from pipeline.terminal_prompt import require_confirmation
 from schemas.timestamps import now_us
 
 
-@dataclass(frozen=True, slots=True)
-class Erasure:
+class Erasure(Struct, frozen=True):
     """The erased files, who requested it, the publish that erased them on object storage, and what is there."""
 
     erased: PurgeResult

@@ -5,12 +5,12 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
 
 import typer
+from msgspec import Struct
 
 from pipeline.command_options import Excludes
 from pipeline.config import load_all_sources
@@ -44,8 +44,7 @@ _FORMATS: Final = (
 _FILES_ONLY: Final = frozenset({OutputFormat.PARQUET, OutputFormat.XLSX})
 
 
-@dataclass(frozen=True, slots=True)
-class QueryResult:
+class QueryResult(Struct, frozen=True):
     """The rows of a query on standard output; `columns` have `name` and `type`."""
 
     columns: Sequence[Mapping[str, str]]
@@ -53,8 +52,7 @@ class QueryResult:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenRows:
+class WrittenRows(Struct, frozen=True):
     """The file that `--out` names, its format and the number of its rows."""
 
     out: Path

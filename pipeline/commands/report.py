@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec import Struct
 
 from pipeline.client.factory import create_client
 from pipeline.command_options import Excludes
@@ -37,8 +37,7 @@ _content_option = partial(typer.Option, rich_help_panel="Content of the PDFs")
 _run_option = partial(typer.Option, rich_help_panel="Run")
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedPdf:
+class PlannedPdf(Struct, frozen=True):
     """A PDF that a run would order."""
 
     pdf: str
@@ -46,8 +45,7 @@ class PlannedPdf:
     group: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReportPlan:
+class ReportPlan(Struct, frozen=True):
     """Result of `report --dry-run`. `seconds` is an estimate, None before the first job."""
 
     files: int
@@ -57,8 +55,7 @@ class ReportPlan:
     batches: list[PlannedPdf]
 
 
-@dataclass(frozen=True, slots=True)
-class NamedFile:
+class NamedFile(Struct, frozen=True):
     """A selected file that is in no PDF, or has changed since its selection."""
 
     file_id: int | None
@@ -66,8 +63,7 @@ class NamedFile:
     reason: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReportResult:
+class ReportResult(Struct, frozen=True):
     """Result of `report`. `unknown_orders` are those whose response was lost: they were ordered again."""
 
     job: str

@@ -1,11 +1,11 @@
 """`scanlake restore`: a lake from a backup in a folder or on object storage."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from msgspec import Struct
 
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
@@ -16,8 +16,7 @@ from pipeline.publish.restore import restore_backup
 GROUP: Final = "Maintain the lake"
 
 
-@dataclass(frozen=True, slots=True)
-class RestoredLake:
+class RestoredLake(Struct, frozen=True):
     """A restored lake. `images_lost` are missing or damaged in the backup, by path, with the reason."""
 
     folder: Path

@@ -1,9 +1,9 @@
 """`scanlake rollback`: publish an earlier snapshot again and pause syncs, or allow them again."""
 
-from dataclasses import dataclass
 from typing import Annotated, Final
 
 import typer
+from msgspec import Struct
 
 from pipeline.command_options import Excludes
 from pipeline.context import CommandContext
@@ -19,8 +19,7 @@ from pipeline.version import __version__
 from schemas.timestamps import new_run_id, now_us
 
 
-@dataclass(frozen=True, slots=True)
-class RollbackResult:
+class RollbackResult(Struct, frozen=True):
     """The new snapshot with the content of an earlier one, and its publish to object storage."""
 
     rolled_back_to: int
@@ -29,8 +28,7 @@ class RollbackResult:
     publish: PublishOutcome | None
 
 
-@dataclass(frozen=True, slots=True)
-class RollbackUndone:
+class RollbackUndone(Struct, frozen=True):
     """Syncs are allowed: the snapshot that the lake was rolled back to; None if it was not."""
 
     was_rolled_back_to: int | None

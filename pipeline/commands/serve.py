@@ -3,13 +3,14 @@
 import asyncio
 import stat
 import sys
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pipeline.atomic_files import write_file
 from pipeline.command_options import Excludes
@@ -35,16 +36,14 @@ _MAX_RUNS: Final = 50  # on the dashboard
 _HEAD_BYTES: Final = 2_000  # of a page; they include the generator field
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenPage:
+class WrittenPage(Struct, frozen=True):
     """The file of the dashboard."""
 
     path: Path
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServedPages:
+class ServedPages(Struct, frozen=True):
     """The address of the served pages, with the key to the rows."""
 
     address: str

@@ -2,11 +2,11 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec import Struct
 from pydantic import SecretStr
 
 from pipeline.config import source_names
@@ -20,16 +20,14 @@ from pipeline.text_tables import format_table
 GROUP: Final = "Set up"
 
 
-@dataclass(frozen=True, slots=True)
-class EffectiveSetting:
+class EffectiveSetting(Struct, frozen=True):
     """The value of a setting, and its layer: default, file, source, environment or flag."""
 
     value: bool | float | str | Sequence[str] | None
     origin: str
 
 
-@dataclass(frozen=True, slots=True)
-class EffectiveSettings:
+class EffectiveSettings(Struct, frozen=True):
     """The settings of a run by name, with the settings file and its sources."""
 
     file: Path | None

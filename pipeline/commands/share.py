@@ -4,13 +4,14 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pipeline.client.client import Client
 from pipeline.client.factory import create_client
@@ -45,15 +46,14 @@ from schemas.timestamps import now_us
 
 GROUP: Final = "Use the data"
 
-_COLUMNS: Final = tuple(field.name for field in fields(ShareOutcome))
+_COLUMNS: Final = ShareOutcome.__struct_fields__
 _FORMATS: Final = (OutputFormat.TABLE, OutputFormat.CSV, OutputFormat.JSON)
 _selection_option = partial(typer.Option, rich_help_panel="Files")
 _link_option = partial(typer.Option, rich_help_panel="Share link")
 _run_option = partial(typer.Option, rich_help_panel="Run")
 
 
-@dataclass(frozen=True, slots=True)
-class CreatedShares:
+class CreatedShares(Struct, frozen=True):
     """The links, and how many there are of each state."""
 
     shares: list[ShareOutcome]

@@ -1,10 +1,11 @@
 """`scanlake snapshots`: the published states of the lake, and which of them can still be opened."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, LakeCorruptedError
@@ -20,8 +21,7 @@ from schemas.timestamps import from_datetime
 _UNKEPT: Final = "until the next sync"
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotStatus:
+class SnapshotStatus(Struct, frozen=True):
     """A snapshot; of one that is kept also the size of its parts, its file, and why it is kept."""
 
     snapshot: int
@@ -36,8 +36,7 @@ class SnapshotStatus:
     kept_as: Sequence[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotList:
+class SnapshotList(Struct, frozen=True):
     """All snapshots, the oldest first."""
 
     snapshots: Sequence[SnapshotStatus]

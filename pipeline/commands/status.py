@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError
@@ -36,11 +37,10 @@ _TABLES: Final = """
     SELECT DISTINCT 'main' AS schema, table_name AS name FROM meta.data_dictionary WHERE NOT is_view
     UNION ALL SELECT 'meta', 'misfits' ORDER BY ALL
 """  # from the catalog, because the declared tables take long to load
-_Row = TypeVar("_Row")
+_Row = TypeVar("_Row", bound=Struct)
 
 
-@dataclass(frozen=True, slots=True)
-class Freshness:
+class Freshness(Struct, frozen=True):
     """The published snapshot, with the watermark and the last verification from the ledger.
 
     Before the first publish there is no snapshot, and `files` are those that the ledger has.
@@ -58,8 +58,7 @@ class Freshness:
     missing_includes: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunStatus:
+class RunStatus(Struct, frozen=True):
     """A run, as in meta.runs."""
 
     run_id: str
@@ -83,8 +82,7 @@ class RunStatus:
     error: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class RunningStatus:
+class RunningStatus(Struct, frozen=True):
     """The run that is going on, with its progress at its last commit."""
 
     run_id: str
@@ -98,8 +96,7 @@ class RunningStatus:
     eta_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RejectedFiles:
+class RejectedFiles(Struct, frozen=True):
     """The rejects of one reason, with the first ids."""
 
     reason: str
@@ -109,8 +106,7 @@ class RejectedFiles:
     file_ids: Sequence[int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class LakeStatus:
+class LakeStatus(Struct, frozen=True):
     """The state of a lake. A copy of the catalog alone has no `base_url`; `lacks_rows` of the catalog is unknown."""
 
     lake: Path
@@ -185,8 +181,8 @@ def _count_rows(lake: "duckdb.DuckDBPyConnection") -> dict[str, int]:
 
 
 def _select(lake: "duckdb.DuckDBPyConnection", kind: type[_Row], source: str) -> list[_Row]:
-    """Return rows of the catalog as dataclasses of `kind`."""
-    names = ", ".join(field.name for field in fields(kind))  # type: ignore[arg-type]
+    """Return rows of the catalog as values of `kind`."""
+    names = ", ".join(kind.__struct_fields__)
     return [kind(**row) for row in fetch_dicts(lake, f"SELECT {names} FROM {source}")]
 
 

@@ -3,10 +3,11 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from pipeline.child_commands import run_maintenance
 from pipeline.command_options import Excludes
@@ -32,16 +33,14 @@ from pipeline.time_bounds import parse_range
 GROUP: Final = "Fetch data"
 
 
-@dataclass(frozen=True, slots=True)
-class ImagesOutcome:
+class ImagesOutcome(Struct, frozen=True):
     """The download of images after a sync; `problem` is None if all are stored."""
 
     exit_code: int
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncOutcome(SyncSummary):
+class SyncOutcome(SyncSummary, frozen=True, kw_only=True):
     """A sync, the lake after it, and what followed: publish, images and verify are None if they were not due."""
 
     delta: RunDelta
@@ -111,7 +110,7 @@ def _sync(
         verification = run_async(verify_if_due(lake, settings, token, summary, progress))
         stats = LakeStats.read_from(lake)
         compact_if_due(lake, settings)
-    values = {field.name: getattr(summary, field.name) for field in fields(summary)}
+    values = asdict(summary)
     outcome = replace(
         SyncOutcome(**values, delta=delta, lake=stats, verify=verification),
         **_run_followers(context, settings),

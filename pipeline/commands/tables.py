@@ -2,10 +2,10 @@
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from msgspec import Struct
 
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 GROUP: Final = "Use the data"
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedColumn:
+class DescribedColumn(Struct, frozen=True):
     """A column; `refers_to` is the TABLE.COLUMN that it joins."""
 
     name: str
@@ -33,8 +32,7 @@ class DescribedColumn:
     refers_to: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedTable:
+class DescribedTable(Struct, frozen=True):
     """A table or view; `tie_break` is the column that separates rows with equal keys, `rows` needs a lake."""
 
     name: str
@@ -46,8 +44,7 @@ class DescribedTable:
     parent: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DataDictionary:
+class DataDictionary(Struct, frozen=True):
     """The declared tables, and with a lake its views and the tables of meta."""
 
     tables: Sequence[DescribedTable]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from pipeline.crawl.fetch_workers import MIN_WORKERS
 from pipeline.crawl.models import SharedFileIdError
@@ -24,8 +25,7 @@ _RECENTLY_SKIPPED_FILES: Final = 50_000  # windows that share files are read wit
 _LOOKUP_CHUNK_FILES: Final = 500
 
 
-@dataclass(slots=True, eq=False)
-class FetchTask:
+class FetchTask(Struct, eq=False):
     """A file between being listed and being committed, with every window that listed it and waits for it.
 
     Once the file is `in_batch`, no further window has to wait: batches are committed in order, so a window

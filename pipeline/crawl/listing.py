@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
 
 from pipeline.crawl.models import parse_reference
 from pipeline.crawl.pages import (
@@ -40,8 +41,7 @@ _MAX_SEARCH_PAGES: Final = 8
 _MAX_SINGLE_LOOKUPS: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class WindowResult:
+class WindowResult(Struct, frozen=True):
     """Result of reading a window: its items, the sub-windows to read instead, and whether it is consistent.
 
     With `sub_windows` the items are used too, but the list of the window is not complete.
@@ -52,8 +52,7 @@ class WindowResult:
     is_consistent: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class PagedList:
+class PagedList(Struct, frozen=True):
     """All pages of a list, read one after the other.
 
     `is_consistent`: no file is in it twice, and the number of files equals the service's total.
@@ -70,8 +69,7 @@ class PagedList:
         return get_keys(self.items)
 
 
-@dataclass(slots=True)
-class _Sample:
+class _Sample(Struct):
     """What is kept of some pages: timestamps in seconds, the number of files, instance ids by id."""
 
     timestamps: array[int] = field(default_factory=lambda: array("q"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final, Literal
+
+from msgspec import Struct, field
 
 from pipeline.crawl.windows import MAX_SECOND, MIN_SECOND
 from schemas.includes import INCLUDES, Include
@@ -26,8 +27,7 @@ SETTLE_SECONDS: Final = 30
 """Seconds that the watermark stays behind the service's clock, because the service can commit late."""
 
 
-@dataclass(frozen=True, slots=True)
-class CrawlOptions:
+class CrawlOptions(Struct, frozen=True):
     """What a crawl requests and how. Times are in seconds."""
 
     fetch_details: DetailMode = "changed"
@@ -69,8 +69,7 @@ class CrawlOptions:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RefetchRequest:
+class RefetchRequest(Struct, frozen=True):
     """A file to fetch again by id, with hints where to find its list item.
 
     `document` is the latest list item. It is used if the list does not contain the file now, so that values
@@ -83,8 +82,7 @@ class RefetchRequest:
     document: bytes | None = None
 
 
-@dataclass(slots=True)
-class CrawlStats:
+class CrawlStats(Struct):
     """Counters of one crawl. `files_stored` counts new versions of files, with or without a detail.
 
     `relisted` counts list items of files that are in another count already: windows overlap, and are split.
@@ -103,12 +101,11 @@ class CrawlStats:
 
     def add(self, other: CrawlStats) -> None:
         """Add the counters of an earlier crawl of the same run."""
-        for field_ in fields(self):
-            setattr(self, field_.name, getattr(self, field_.name) + getattr(other, field_.name))
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-@dataclass(frozen=True, slots=True)
-class CommitBatch:
+class CommitBatch(Struct, frozen=True):
     """What is committed together. `tombstones`: files that neither the list nor a call by id found.
 
     The files of `windows` are all in this batch or in earlier ones.
@@ -124,8 +121,7 @@ class CommitBatch:
         return bool(self.versions or self.rejects or self.windows or self.tombstones)
 
 
-@dataclass(frozen=True, slots=True)
-class ListObservation:
+class ListObservation(Struct, frozen=True):
     """When a list was read.
 
     `requested` and `answered` are monotonic seconds; `requested_us` is the service's clock in microseconds. The pages
@@ -137,8 +133,7 @@ class ListObservation:
     requested_us: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class ListedWindow:
+class ListedWindow(Struct, eq=False):
     """A window that was listed at `listed_at` (seconds), and how many of its files are not committed yet."""
 
     window: Window

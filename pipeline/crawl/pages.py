@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
+
+from msgspec.structs import replace
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.crawl.models import SharedFileIdError

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,8 +25,7 @@ MAX_SECOND: Final = 253_402_300_799  # year 9999, the last one
 _FALLBACK_SPLIT_POINTS: Final = (946_684_800, 0, MIN_SECOND)  # 2000, 1970, year 1; for files with unknown timestamps
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Window:
+class Window(Struct, frozen=True, order=True):
     """The half-open interval [start, end) of update time; None is no bound.
 
     `overflows`: its list is known not to fit in one response.

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from schemas.value_types import escape_surrogates
 
@@ -20,8 +21,7 @@ OTHER_KEYS: Final = "(other keys)"
 _MAX_KEY_CHARACTERS: Final = 120  # a key of 20 MB would go to the ledger otherwise
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
+class Drift(Struct, frozen=True):
     """Drift from the schema: table, key and kind ("unknown_key" or "type_mismatch")."""
 
     table: str

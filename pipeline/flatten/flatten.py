@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pipeline.flatten.forms import parse_submission
 from pipeline.flatten.merge import merge
@@ -23,8 +25,7 @@ if TYPE_CHECKING:
     from pipeline.flatten.extra import Drift, JsonObject
 
 
-@dataclass(frozen=True, slots=True)
-class FlattenResult:
+class FlattenResult(Struct, frozen=True):
     """Rows of a batch by table, drift counts, rejects and hashes of new definitions.
 
     `has_detail_forms`: a detail had a submitted form, so the list is not the only call with forms.
@@ -65,8 +66,7 @@ def flatten(
         return replace(flat, rejects=tuple(reject for reject in rejects if reject is not None))
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
+class _Batch(Struct, frozen=True):
     """What all versions of a batch have in common; see `flatten`."""
 
     run_id: str

@@ -8,8 +8,9 @@ Lists of objects are usual; the parser also reads objects keyed by question id.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from pipeline.flatten.extra import JsonObject, put_unique
 from schemas.value_types import TEXT, encode_json
@@ -20,8 +21,7 @@ _MAX_READABLE_DEPTH: Final = 10
 _NAMING_KEYS: Final = ("label", "name", "title", "value", "text")  # of an object, the first text that names it
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(Struct, frozen=True):
     """A submission in one format. `unexpected` has, by key, what no format explains."""
 
     header: JsonObject

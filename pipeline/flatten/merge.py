@@ -11,8 +11,9 @@ the list's collection wins; `detail.<key>` keeps the detail's value.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct, field
 
 from pipeline.flatten.extra import JsonObject, put_unique
 from schemas import tables
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectShape:
+class ObjectShape(Struct, frozen=True):
     """Shape of an object for the merge: its identifying keys, its nested objects, who speaks for its values.
 
     `filled` and `by_lang` are the keys with these merge rules; `merge` is the rule of the collection itself.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+from msgspec import Struct
 
 from pipeline.flatten import columns
 from pipeline.flatten.extra import Drift, DriftCounter, JsonObject, put_unique
@@ -26,8 +26,7 @@ _CHUNK_ROWS: Final = 512  # small enough that Python's values are still in the p
 _NO_COLUMN: Final = "a type or a place that the interface does not have"
 
 
-@dataclass(frozen=True, slots=True)
-class Misfit:
+class Misfit(Struct, frozen=True):
     """A value that did not fit its column. `value` is the text as sent; other values are JSON."""
 
     file_id: int

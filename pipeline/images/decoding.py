@@ -9,9 +9,10 @@ import io
 import math
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,8 +43,7 @@ _LONGITUDE: Final = (3, 4, "W", 180.0)
 _MAX_OFFSET_HOURS: Final = 18
 
 
-@dataclass(frozen=True, slots=True)
-class ImageContent:
+class ImageContent(Struct, frozen=True):
     """Size, time and position of a picture; None for what it does not have.
 
     `taken_at` is in microseconds. Cameras write local time: without an offset it counts as UTC.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from pipeline.client.errors import ANSWER_KINDS, RetriesExhaustedError
 from pipeline.client.factory import create_client, create_image_client

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import asdict
 from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import asdict
 
 from pipeline.client.image_downloads import find_type
 from pipeline.errors import StorageError

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import NotFound
@@ -25,8 +26,7 @@ LINK_KEYS: Final = {ImageKind.IMAGE: "image_url", ImageKind.THUMBNAIL: "image_th
 """The key of an upload that has the link, by kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoLink:
+class NoLink(Struct, frozen=True):
     """There is no new link. `is_not_found`: the service does not have the picture; otherwise it may have one later."""
 
     reason: str

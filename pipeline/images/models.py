@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from pipeline.lake.image_records import ImageTotals
 
 
-@dataclass(slots=True)
-class ImageSummary:
+class ImageSummary(Struct):
     """Result of a run; the object that `--json` prints.
 
     Counts are pictures of uploads. `stored` were stored by this run, `duplicates` of them had a content that the lake

@@ -6,9 +6,10 @@ a worker is to start soon.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from pipeline.images.decoding import ImageContent, UndecodableError, read_content
 from pipeline.lake.image_files import ImageFiles, remove_files
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
     from pipeline.lake.image_store import CompleteDownload
 
 
-@dataclass(frozen=True, slots=True)
-class StoreResult:
+class StoreResult(Struct, frozen=True):
     """Message from a worker: the content of each file, in their order, or why it is refused; the names that are new."""
 
     contents: tuple[ImageContent | str, ...] = ()

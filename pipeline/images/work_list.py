@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+from msgspec import Struct
 
 from pipeline.images.links import LINK_KEYS
 from pipeline.lake.image_records import ImageKey, ImageKind, iter_states
@@ -28,8 +28,7 @@ _KNOWN_SCHEMA: Final = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ImageSelection:
+class ImageSelection(Struct, frozen=True):
     """Which uploads: a condition on `uploads` joined with `files`.
 
     `retry`: also pictures that were not found or refused before.
@@ -45,16 +44,14 @@ class ImageSelection:
         return (ImageKind.IMAGE, ImageKind.THUMBNAIL) if self.thumbnails else (ImageKind.IMAGE,)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkItem:
+class WorkItem(Struct, frozen=True):
     """A picture to fetch, and its link as the lake has it."""
 
     key: ImageKey
     url: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkCounts:
+class WorkCounts(Struct, frozen=True):
     """The selected pictures: to fetch, stored, not found or refused before, and without a link in the lake."""
 
     to_fetch: int

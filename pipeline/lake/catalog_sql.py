@@ -5,11 +5,11 @@ Rows of superseded versions stay in the parts until a compaction. They are filte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+from msgspec import Struct
 
 from pipeline.lake.meta_tables import META_TABLES
 from pipeline.lake.models import SnapshotRecord
@@ -55,8 +55,7 @@ ARROW_TYPES: Final = {
 _SQL_TYPES: Final = {arrow: name for name, arrow in ARROW_TYPES.items()} | {pa.binary(): "BLOB"}
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogSpec:
+class CatalogSpec(Struct, frozen=True):
     """Contents of a catalog: the snapshot that it shows, and the parts."""
 
     snapshot: SnapshotRecord
@@ -83,8 +82,7 @@ def read_spec(db: duckdb.DuckDBPyConnection) -> CatalogSpec:
     return CatalogSpec(SnapshotRecord(*row), read_parts(db), has_superseded_rows=True)
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogColumn:
+class CatalogColumn(Struct, frozen=True):
     """A column as a catalog shows it: SQL type, comment, and the expression that reads it from the parts."""
 
     name: str

@@ -8,11 +8,11 @@ limit, while readers use the former parts.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError
 from pipeline.lake.catalog_sql import read_parts_sql
@@ -55,8 +55,7 @@ _Replacement: TypeAlias = "tuple[list[Part], list[Part]]"
 """Parts and the parts that replace them."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartGroup:
+class PartGroup(Struct, frozen=True):
     """The parts of one commit or of one compaction: range of commits, files, superseded versions."""
 
     first_commit_seq: int

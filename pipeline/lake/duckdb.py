@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
+from msgspec import Struct
 
 from pipeline.atomic_files import temp_name
 from pipeline.lake.duckdb_errors import translate_duckdb_errors
@@ -151,8 +151,7 @@ def _limit_resources(db: duckdb.DuckDBPyConnection, spill: Path, memory_limit: s
     db.execute(f"SET temp_directory = {sql_literal(str(spill / temp_name('duckdb')))}")
 
 
-@dataclass(frozen=True, slots=True)
-class TableWriter:
+class TableWriter(Struct, frozen=True):
     """Writes small tables through a connection.
 
     `has_rows`: the tables can have rows, which are replaced.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,8 +17,7 @@ NO_LINK: Final = "unlinked"
 _LINE: Final = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
-@dataclass(slots=True)
-class ExportedImages:
+class ExportedImages(Struct):
     """The images in a folder. `missing` counts those that are not there, by state.
 
     Uploads without a link have no image, so they are in the folder's manifest.csv, but not counted as missing.

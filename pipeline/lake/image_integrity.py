@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
 
 from pipeline.atomic_files import sha256_file
 from pipeline.findings import damage
@@ -28,16 +29,14 @@ _TEMPORARY: Final = ".tmp"
 _REPAIR: Final = "renamed if it is there; the next `scanlake images` fetches it again"
 
 
-@dataclass(frozen=True, slots=True)
-class DamagedPicture:
+class DamagedPicture(Struct, frozen=True):
     """A picture that is missing or has another content than recorded, with the rows that name it."""
 
     finding: Finding
     records: Sequence[ImageRecord]
 
 
-@dataclass(slots=True)
-class ImageCheck:
+class ImageCheck(Struct):
     """Result of a check: pictures and bytes that were compared, damage, and files that no row names."""
 
     pictures: int = 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from msgspec import Struct, field
 
 from pipeline.lake import ledger_writes
 
@@ -44,8 +45,7 @@ class ImageKey(NamedTuple):
     kind: ImageKind
 
 
-@dataclass(frozen=True, slots=True)
-class ImageRecord:
+class ImageRecord(Struct, frozen=True):
     """A row of the ledger's table. Instants are microseconds; `path` is below the lake's folder."""
 
     file_id: int
@@ -70,14 +70,13 @@ class ImageRecord:
         return ImageKey(self.file_id, self.upload_id, self.kind)
 
 
-COLUMNS: Final = tuple(column.name for column in fields(ImageRecord))
+COLUMNS: Final = ImageRecord.__struct_fields__
 """The columns of the ledger's table, without its change number."""
 _KEY: Final = COLUMNS[:3]
 _read_values: Final = attrgetter(*COLUMNS)
 
 
-@dataclass(frozen=True, slots=True)
-class ImageTotals:
+class ImageTotals(Struct, frozen=True):
     """Rows by state, and the stored pictures: each counts once, however many uploads have it."""
 
     rows: dict[str, int] = field(default_factory=dict)

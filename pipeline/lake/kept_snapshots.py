@@ -5,8 +5,9 @@ Pure. The lake and the target on object storage use the same rules.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from msgspec import Struct
 
 from schemas.timestamps import to_datetime
 
@@ -24,8 +25,7 @@ class SnapshotTime(NamedTuple):
     published_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionRules:
+class RetentionRules(Struct, frozen=True):
     """`newest`: snapshots to keep, the current one included. `seconds`: how long readers may use replaced files.
 
     `daily`, `weekly` and `monthly`: days, ISO weeks and months (UTC) of which the newest snapshot stays. Those without

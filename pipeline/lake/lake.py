@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from pipeline.atomic_files import fsync_dir
 from pipeline.errors import SettingsError

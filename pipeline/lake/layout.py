@@ -7,10 +7,11 @@ import os
 import shutil
 import socket
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
 
 from pipeline.atomic_files import READ_ONLY, FileLockedError, atomic_write, fsync_dir, is_temp_file, lock_file
 from pipeline.errors import LakeLockedError, StorageError
@@ -23,8 +24,7 @@ _MAX_FOLDER_LENGTH: Final = 300
 _PROC_LOCKS: Final = Path("/proc/locks")
 
 
-@dataclass(frozen=True, slots=True)
-class LakeLayout:
+class LakeLayout(Struct, frozen=True):
     """Paths of everything in a lake's folder. `root` is absolute."""
 
     root: Path

@@ -11,9 +11,10 @@ import sqlite3
 import stat
 import threading
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
+
+from msgspec.structs import asdict, replace
 
 from pipeline.errors import LakeCorruptedError, StorageError
 from pipeline.lake import ledger_writes
@@ -123,7 +124,7 @@ class Ledger(LedgerQueries):
 
     def update_run(self, run_id: str, **columns: Any) -> None:
         """Change columns of a run."""
-        unknown = columns.keys() - {field.name for field in fields(RunRecord)}
+        unknown = columns.keys() - set(RunRecord.__struct_fields__)
         if unknown:
             raise ValueError(f"RunRecord has no field {sorted(unknown)}")
         with self.transaction() as db:

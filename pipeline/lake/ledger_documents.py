@@ -7,12 +7,13 @@ decoded only of commits that no catalog has.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import Struct, field
+from msgspec.structs import astuple
 
 from pipeline.errors import LakeCorruptedError
 from pipeline.flatten.flatten import flatten
@@ -150,8 +151,7 @@ def forget_shared_ids(db: sqlite3.Connection) -> None:
 # Commits that no catalog has
 
 
-@dataclass(frozen=True, slots=True)
-class TakenDocuments:
+class TakenDocuments(Struct, frozen=True):
     """Raw parts that were taken over, and the problems of those that were left out, by name."""
 
     parts: Sequence[Part]
@@ -239,8 +239,7 @@ def _take_versions(db: sqlite3.Connection, layout: LakeLayout, parts: Sequence[P
     )
 
 
-@dataclass(slots=True)
-class _CommitRecords:
+class _CommitRecords(Struct):
     """What commits have recorded beside versions, made again from their documents. `definitions` are those so far."""
 
     definitions: dict[str, int]

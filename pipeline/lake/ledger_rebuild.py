@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack, closing
-from dataclasses import astuple
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import duckdb
 import pyarrow as pa
+from msgspec.structs import astuple
 
 from pipeline.atomic_files import atomic_write, damaged_name, fsync_file
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
 from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import asdict
 
 from pipeline.lake.models import LakeProperties
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.models import Commit, Part
 
-_PROPERTIES: Final = frozenset(field.name for field in fields(LakeProperties))
+_PROPERTIES: Final = frozenset(LakeProperties.__struct_fields__)
 _MAX_VALUES: Final = 900  # of one statement; old versions of SQLite allow 999
 _MAX_DRIFT_KEYS: Final = 2_000
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pipeline.errors import ScanlakeError
 from pipeline.lake.layout import LakeLayout, has_writer_since
@@ -21,8 +23,7 @@ _GOOD: Final = frozenset({"done", "stopped"})
 _MIN_RUNS: Final = 50  # to count consecutive failures
 
 
-@dataclass(frozen=True, slots=True)
-class LiveState:
+class LiveState(Struct, frozen=True):
     """State of a lake. `runs` are the latest, newest first; one without a process is interrupted.
 
     `progress` is that of the newest run while it is going on. `files` are committed, published or not.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from pipeline.lake.duckdb import open_worker_connection
 from pipeline.lake.parts import RAW_TABLE
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from pipeline.lake.ledger import Ledger
 
 
-@dataclass(frozen=True, slots=True)
-class FileIdentity:
+class FileIdentity(Struct, frozen=True):
     """Values of a file that no update changes: its reference, its creation in microseconds, ids of its uploads."""
 
     reference: str | None

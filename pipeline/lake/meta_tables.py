@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+from msgspec import Struct
 
 MetaColumn: TypeAlias = tuple[str, str, str]
 """A column: name, SQL type and comment."""
 _TIMESTAMP: Final = "TIMESTAMP"
 
 
-@dataclass(frozen=True, slots=True)
-class MetaTable:
+class MetaTable(Struct, frozen=True):
     """A table of `meta`. `source`, SQL after FROM, has its columns; those of type TIMESTAMP in microseconds."""
 
     name: str

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence  # noqa: TC003 - msgspec reads the annotations
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
+from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 
@@ -17,8 +17,7 @@ Coverage = tuple[tuple[int | None, int | None], ...]
 """Disjoint spans of update time in whole seconds, from the first on; None is no bound."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """A write-once Parquet file: its path below the lake's folder, its commits, its size and its hash."""
 
     name: str
@@ -43,8 +42,7 @@ class RetiredPart(NamedTuple):
     last_snapshot: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecord:
+class RunRecord(Struct, frozen=True):
     """A run, as in meta.runs. None means not known yet."""
 
     run_id: str
@@ -68,8 +66,7 @@ class RunRecord:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FileVersionRecord:
+class FileVersionRecord(Struct, frozen=True):
     """The latest version of a file."""
 
     file_id: int
@@ -84,8 +81,7 @@ class FileVersionRecord:
     run_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class VerificationRecord:
+class VerificationRecord(Struct, frozen=True):
     """Result of a verify: counts of files, and as JSON the ids that differed (the first of each kind)."""
 
     run_id: str
@@ -106,8 +102,7 @@ class VerificationRecord:
     ids: str
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotRecord:
+class SnapshotRecord(Struct, frozen=True):
     """A published state of the lake. `commit_seq` is its last commit."""
 
     snapshot: int
@@ -119,8 +114,7 @@ class SnapshotRecord:
     watermark: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class WindowRecord:
+class WindowRecord(Struct, frozen=True):
     """A window that was read completely. Seconds since 1970; None is no bound."""
 
     start: int | None
@@ -130,8 +124,7 @@ class WindowRecord:
     is_consistent: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RefetchRecord:
+class RefetchRecord(Struct, frozen=True):
     """A file that the next run fetches again; with its document if it was rejected."""
 
     file_id: int
@@ -140,8 +133,7 @@ class RefetchRecord:
     is_list_item: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DeletedFileRecord:
+class DeletedFileRecord(Struct, frozen=True):
     """A deleted file; `detected_at` is the end of the run that found it deleted, as far as known."""
 
     file_id: int
@@ -151,8 +143,7 @@ class DeletedFileRecord:
     detected_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(Struct, frozen=True):
     """Everything that one transaction makes current together.
 
     `parts` are on disk. `digests` of the list items go with `versions`, in order.
@@ -240,8 +231,7 @@ class DeltaBase(TypedDict):
     image_change: NotRequired[int]
 
 
-@dataclass(frozen=True, slots=True)
-class LakeProperties:
+class LakeProperties(Struct, frozen=True):
     """Facts about the lake as a whole. `watermark` is in seconds; other instants are in microseconds."""
 
     next_commit_seq: int = 1  # a number is never used twice
@@ -295,7 +285,7 @@ class LakeProperties:
         Raises `LakeCorruptedError` for a text that scanlake has not written.
         """
         try:
-            decoded = {field.name: msgspec.json.decode(rows[field.name]) for field in fields(cls) if field.name in rows}
+            decoded = {name: msgspec.json.decode(rows[name]) for name in cls.__struct_fields__ if name in rows}
             return msgspec.convert(decoded, cls)
         except (msgspec.DecodeError, UnicodeEncodeError) as error:
             problem = "The ledger has a property that scanlake has not written."

@@ -5,7 +5,6 @@ They are in schema `physical`, apart from the data: tools list the tables of `ma
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
 from pipeline.lake.models import Part
@@ -17,7 +16,7 @@ PHYSICAL_SCHEMA: Final = "physical"
 SUPERSEDED_VERSIONS: Final = f"{PHYSICAL_SCHEMA}.superseded_versions"
 PARTS: Final = f"{PHYSICAL_SCHEMA}.parts"
 EMBEDDED_LEDGER: Final = f"{PHYSICAL_SCHEMA}.ledger"
-PART_COLUMNS: Final = tuple(field.name for field in fields(Part))
+PART_COLUMNS: Final = Part.__struct_fields__
 
 
 def read_parts(db: duckdb.DuckDBPyConnection) -> list[Part]:

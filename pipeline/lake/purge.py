@@ -8,7 +8,6 @@ open keep it until they close it.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +15,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake import ledger_writes, lookups
@@ -44,8 +44,7 @@ _ID_IN_JSON_GLOB: Final = "*[^0-9]{}[^0-9]*"  # an id in the JSON of a verificat
 _MAX_SHOWN_IDS: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class PurgeResult:
+class PurgeResult(Struct, frozen=True):
     """Result of a purge; the object that `--json` prints."""
 
     file_ids: tuple[int, ...]
@@ -55,8 +54,7 @@ class PurgeResult:
     snapshot: int
 
 
-@dataclass(frozen=True, slots=True)
-class PurgedFile:
+class PurgedFile(Struct, frozen=True):
     """A file to purge: its reference, and its uploads in the current version. A deleted file has none."""
 
     file_id: int
@@ -64,8 +62,7 @@ class PurgedFile:
     uploads: int
 
 
-@dataclass(frozen=True, slots=True)
-class PurgePlan:
+class PurgePlan(Struct, frozen=True):
     """What a purge erases: the files that the lake has, the parts to rewrite, and all earlier snapshots."""
 
     file_ids: tuple[int, ...]
@@ -74,8 +71,7 @@ class PurgePlan:
     snapshots: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Findings:
+class _Findings(Struct, frozen=True):
     """Where the files are: ids that the lake has, ids of a purge that was killed, and the parts with rows of them."""
 
     stored: set[int]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import Struct
 
 from schemas.file_versions import FileVersion
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FETCHED, RESTORED
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 _DOCUMENTS_PER_BATCH: Final = 500
 
 
-@dataclass(frozen=True, slots=True)
-class RawCommit:
+class RawCommit(Struct, frozen=True):
     """Versions of one commit with their raw documents. `texts_from_list`: only the list heeded `lang`."""
 
     run_id: str

@@ -7,9 +7,11 @@ Instants are microseconds UTC.
 from __future__ import annotations
 
 from contextlib import closing, contextmanager
-from dataclasses import asdict, astuple, dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import asdict, astuple, replace
 
 from pipeline.lake.integrity import refuse_foreign_entries
 from pipeline.lake.ledger import Ledger
@@ -58,8 +60,7 @@ class ShareState(StrEnum):
     UNKNOWN = "unknown"  # the response was lost
 
 
-@dataclass(frozen=True, slots=True)
-class ReportJob:
+class ReportJob(Struct, frozen=True):
     """A job: its folder, and its fixed options. `options` and `context` are JSON."""
 
     job: str
@@ -71,8 +72,7 @@ class ReportJob:
     state: JobState = JobState.OPEN
 
 
-@dataclass(frozen=True, slots=True)
-class ReportJobFile:
+class ReportJobFile(Struct, frozen=True):
     """A selected file. Without a batch it is not ordered; `reason` has the cause.
 
     `excluded_at`: the file was not proven to be in a PDF; the next run orders it again. The confirmations are those of
@@ -104,8 +104,7 @@ class ReportJobFile:
         return latest if latest > self.updated_in_lake else None
 
 
-@dataclass(frozen=True, slots=True)
-class FileConfirmation:
+class FileConfirmation(Struct, frozen=True):
     """The service had a file at `at`, with this update time, which may differ between its two calls."""
 
     at: int
@@ -113,8 +112,7 @@ class FileConfirmation:
     call: Literal["list", "detail"]
 
 
-@dataclass(frozen=True, slots=True)
-class ReportBatch:
+class ReportBatch(Struct, frozen=True):
     """The files of one PDF. `split`: the service rejected it, and two smaller batches replace it."""
 
     batch: int
@@ -124,8 +122,7 @@ class ReportBatch:
     files: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReportOrderRecord:
+class ReportOrderRecord(Struct, frozen=True):
     """One order of a batch."""
 
     batch: int
@@ -145,8 +142,7 @@ class ReportOrderRecord:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ShareRecord:
+class ShareRecord(Struct, frozen=True):
     """One share link. `request` is the hash of all parameters of the request."""
 
     request: str
@@ -206,7 +202,7 @@ class RequestLog:
         with self._ledger.transaction() as db:
             insert(db, "report_job", asdict(job))
             _insert_batches(db, job.job, batches)
-            columns = [field.name for field in fields(ReportJobFile)]
+            columns = list(ReportJobFile.__struct_fields__)
             batch_of: dict[int | None, int] = {file_id: one.batch for one in batches for file_id in one.files}
             rows = (replace(file, batch=batch_of.get(file.file_id)) for file in files)
             insert_all(db, "report_file", ("job", *columns), [(job.job, *astuple(row)) for row in rows])

@@ -6,10 +6,11 @@ alone. Workflow definitions that the lake has seen since stay.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from pipeline.errors import LakePausedError, SettingsError
 from pipeline.lake import ledger_writes
@@ -38,8 +39,7 @@ _CHANGED: Final = "FROM file_version AS v LEFT JOIN temp.restored AS r ON r.file
 _DIFFERS: Final = "v.commit_seq IS NOT r.commit_seq"
 
 
-@dataclass(frozen=True, slots=True)
-class RollbackPlan:
+class RollbackPlan(Struct, frozen=True):
     """What a rollback to a snapshot would do: files that would disappear, have an earlier version, or return."""
 
     target: SnapshotRecord

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import duckdb
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.column_differences import find_differing_columns
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 _BATCH_ROWS: Final = 50_000
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotContents:
+class SnapshotContents(Struct, frozen=True):
     """Contents of a catalog. `superseded` has the columns file_id and _seq; the watermark is in microseconds."""
 
     snapshot: int
@@ -113,8 +113,7 @@ def _format_instant(at: int) -> str:
 # Differences
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """A file that differs between two snapshots; `updated_at` of the later one that has it, in microseconds.
 
     `columns` has those that differ in a changed file, as table.column; a table alone if it has more or fewer rows.

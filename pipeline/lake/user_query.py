@@ -10,11 +10,11 @@ import json
 import re
 import resource
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
+from msgspec import Struct
 
 from pipeline.errors import SettingsError
 from pipeline.lake.duckdb_errors import classify_read_error, short_message
@@ -151,8 +151,7 @@ def _check_node(node: dict[str, Any]) -> None:
         raise _ForbiddenError(_FILE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(Struct, frozen=True):
     """A word or sign of a query, in lower case, and the offset of its first byte."""
 
     text: str

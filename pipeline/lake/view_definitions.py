@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from pipeline.lake.sql import sql_identifier
 from schemas.tables import WORKFLOW_DEFINITION_STEPS, WORKFLOW_DEFINITIONS
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
     from schemas.tables import Table
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     """A view: name, comment, columns with their comments, query; a table that a publish writes has none."""
 
     name: str

@@ -9,12 +9,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.flatten.flatten import flatten
@@ -45,8 +45,7 @@ _FILES_PER_PART: Final = 50_000
 _DEFINITIONS: Final = frozenset({WORKFLOW_DEFINITIONS.name, WORKFLOW_DEFINITION_STEPS.name})
 
 
-@dataclass(frozen=True, slots=True)
-class RebuildResult:
+class RebuildResult(Struct, frozen=True):
     """Result of a rebuild."""
 
     files: int
@@ -57,8 +56,7 @@ class RebuildResult:
     snapshot: int
 
 
-@dataclass(frozen=True, slots=True)
-class FlattenedRows:
+class FlattenedRows(Struct, frozen=True):
     """Result of a task: rows by table, the number of versions, and the files whose documents cannot be read."""
 
     tables: dict[str, pa.Table]
@@ -66,8 +64,7 @@ class FlattenedRows:
     rejects: tuple[int | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FlattenTask:
+class FlattenTask(Struct, frozen=True):
     """Documents to flatten, and what all of them have in common; see `flatten`. It can be pickled, and repeated."""
 
     documents: pa.Table

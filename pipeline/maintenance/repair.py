@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow.parquet as pq
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pipeline.atomic_files import is_damaged_copy
 from pipeline.errors import ExitCode, LakeCorruptedError
@@ -44,8 +45,7 @@ if TYPE_CHECKING:
 _RAW_LOST_REASON: Final = "the document in documents/ was damaged; the next sync fetches the file again"
 
 
-@dataclass(slots=True)
-class LakeCheck:
+class LakeCheck(Struct):
     """Findings about the files of a lake. The next sync fetches `files_to_fetch`, once the lake is repaired."""
 
     findings: list[Finding] = field(default_factory=list)
@@ -58,8 +58,7 @@ class LakeCheck:
         return [item for item in self.findings if item.severity in {Severity.ERROR, Severity.REPAIRED}]
 
 
-@dataclass(frozen=True, slots=True)
-class DamagedPart:
+class DamagedPart(Struct, frozen=True):
     """A part with another content than recorded, and the current files of its commits."""
 
     part: Part
@@ -67,8 +66,7 @@ class DamagedPart:
     files: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class PartDamage:
+class PartDamage(Struct, frozen=True):
     """Problems of the parts. No raw part has the documents of `files_without_raw`.
 
     `misrecorded` are undamaged raw parts of which the ledger has another size or hash than the catalog.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from pipeline.errors import ExitCode, StorageError, to_scanlake_error
 from pipeline.lake.lake_folder import find_enclosing_lake
@@ -108,8 +109,7 @@ def _find_problem(result: RunResult, stats: RunStats) -> tuple[int, str] | None:
 # Figures of a run and its lake: from the ledger, without opening the catalog
 
 
-@dataclass(frozen=True, slots=True)
-class LakeBefore:
+class LakeBefore(Struct, frozen=True):
     """A lake before a run: published files, and the number of the next commit."""
 
     files: int
@@ -122,8 +122,7 @@ class LakeBefore:
         return cls(0 if snapshot is None else snapshot.files, lake.ledger.next_commit_seq())
 
 
-@dataclass(frozen=True, slots=True)
-class RunDelta:
+class RunDelta(Struct, frozen=True):
     """The difference that a run made, and the limits of its requests."""
 
     added: int
@@ -154,8 +153,7 @@ def measure_delta(lake: Lake, before: LakeBefore, *, run_id: str, stored: int, l
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LakeStats:
+class LakeStats(Struct, frozen=True):
     """The figures of a lake: files, rejects, bytes, the last verification, the learned limits; None: unknown."""
 
     files: int | None

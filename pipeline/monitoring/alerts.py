@@ -5,10 +5,10 @@ It has a time limit, and a failure to alert is only logged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import aiohttp
+from msgspec import Struct
 from yarl import URL
 
 from pipeline.logs import get_logger, to_one_line
@@ -24,8 +24,7 @@ _MAX_REASON_CHARS: Final = 1_000
 _log = get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
+class Alert(Struct, frozen=True):
     """A failure with its reason, the recovery from it, or a success."""
 
     event: Literal["failed", "recovered", "succeeded"]

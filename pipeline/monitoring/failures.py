@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from pipeline.formatting import pluralize
 from pipeline.logs import to_one_line
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from pipeline.lake.live_state import LiveState
 
 
-@dataclass(frozen=True, slots=True)
-class Failures:
+class Failures(Struct, frozen=True):
     """Consecutive failed runs, and the reason of the last one."""
 
     count: int

@@ -5,9 +5,10 @@ Ages are left to the query: `time() - scanlake_watermark_timestamp_seconds`. Uni
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
+
+from msgspec import Struct
 
 from pipeline.atomic_files import write_file
 from pipeline.logs import get_logger
@@ -23,8 +24,7 @@ _WORLD_READABLE: Final = 0o644
 _log = get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(Struct, frozen=True):
     """A metric: its name, its meaning, and the path of its value in `RunStats`, or of its values by `label`."""
 
     name: str

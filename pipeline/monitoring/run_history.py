@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import datetime  # noqa: TC003 - msgspec reads the annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import Struct, field
 
 from pipeline.atomic_files import lock_file
 from pipeline.errors import StorageError
@@ -33,8 +33,7 @@ _MAX_BYTES: Final = 1_000_000
 _log = get_logger()
 
 
-@dataclass(slots=True)
-class RunStats:
+class RunStats(Struct):
     """Counts since the file exists, and the last values."""
 
     runs: dict[str, int] = field(default_factory=dict)  # by exit code

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct, field
 
 from pipeline.errors import ExitCode, LakePausedError
 
@@ -16,8 +17,7 @@ _DONE: Final = frozenset({ExitCode.OK, ExitCode.REJECTS})
 _NOT_RUN: Final = frozenset({ExitCode.LOCKED, ExitCode.INTERRUPTED})  # another run holds the lake, or it was stopped
 
 
-@dataclass(slots=True)
-class RunResult:
+class RunResult(Struct):
     """A run of a command on the lake of a source: exit code, and the object that --json prints.
 
     `reason` is one line, empty without an error; `error_type` is the class name of that error.

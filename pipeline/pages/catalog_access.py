@@ -7,11 +7,11 @@ import threading
 import time
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import duckdb
+from msgspec import Struct
 
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
 from pipeline.formatting import format_instant
@@ -43,8 +43,7 @@ class NothingFoundError(ScanlakeError):
     """A page's table or file does not exist."""
 
 
-@dataclass(frozen=True, slots=True)
-class BrowsedTable:
+class BrowsedTable(Struct, frozen=True):
     """A table or view, those of meta as meta.NAME. `columns` are name to (type, comment)."""
 
     name: str
@@ -57,8 +56,7 @@ class BrowsedTable:
         return ".".join(map(sql_identifier, self.name.split(".", 1) if self.name.startswith("meta.") else [self.name]))
 
 
-@dataclass(frozen=True, slots=True)
-class QueryRows:
+class QueryRows(Struct, frozen=True):
     """Rows of a query as text; None is NULL.
 
     `columns` are the names, and whether they are numbers. `has_more`: the query has more rows than these.
@@ -74,8 +72,7 @@ class QueryRows:
         return [{name: value for (name, _), value in zip(self.columns, row, strict=True)} for row in self.rows]
 
 
-@dataclass(frozen=True, slots=True)
-class BrowsePage:
+class BrowsePage(Struct, frozen=True):
     """A page: its template, the heading, the values of the template, its script, and its HTTP status."""
 
     template: str

@@ -7,9 +7,10 @@ its size.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from msgspec import Struct
 
 from pipeline.formatting import format_decimal
 
@@ -46,8 +47,7 @@ class Tick(NamedTuple):
     minor: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(Struct, frozen=True):
     """A chart. `grid` are pixels and labels of the y axis from the bottom, `slot` is a bar's room in percent."""
 
     key: str

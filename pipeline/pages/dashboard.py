@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from pipeline.lake.reader import fetch_dicts
 from pipeline.pages.charts import Chart, build_charts
@@ -35,8 +36,7 @@ _SCRIPT: Final = read_script("dashboard.js")
 POLICY: Final = build_policy(_SCRIPT, "img-src data:", "base-uri 'none'", "form-action 'none'")
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerState:
+class LedgerState(Struct, frozen=True):
     """What the ledger knows beyond the catalog, which it is ahead of.
 
     `runs` are rows of `shown_runs`; None: those of the catalog. `failing` has the reason why the last runs failed,
@@ -51,8 +51,7 @@ class LedgerState:
     is_remote_behind: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FilledPanel:
+class FilledPanel(Struct, frozen=True):
     """A panel with its rows and those of the table of its values."""
 
     panel: Panel
@@ -65,8 +64,7 @@ class FilledPanel:
         return build_charts(self.panel.key, self.rows) if self.panel.kind == "bars" else []
 
 
-@dataclass(frozen=True, slots=True)
-class Dashboard:
+class Dashboard(Struct, frozen=True):
     """All that is on the page, from one snapshot. `page` is the row of the table `page`; `now` is naive UTC."""
 
     lake: str

@@ -7,14 +7,14 @@ needs attention. The queries read the temporary tables and macros of `dashboard.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct
 
 _MAX_NAMES: Final = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
+class Panel(Struct, frozen=True):
     """A figure. Panels with one key are one section, under the heading of the first.
 
     bars: columns of `value` with `label` and `tip`, a chart for each title in `chart`; `failed` marks one.

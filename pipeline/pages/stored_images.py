@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError
 from pipeline.formatting import format_bytes
@@ -34,8 +35,7 @@ _BY_HASH: Final = """
     SELECT state, sha256, bytes, mime, path FROM images WHERE sha256 = '{sha256}' AND state = 'stored' ORDER BY ALL"""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredImage:
+class StoredImage(Struct, frozen=True):
     """A copy as the catalog names it. `path` is relative to the lake's folder."""
 
     sha256: str
@@ -67,8 +67,7 @@ class StoredImage:
         }
 
 
-@dataclass(slots=True)
-class UploadImages:
+class UploadImages(Struct):
     """The copies of one upload, and why there is none of its image."""
 
     image: StoredImage | None = None

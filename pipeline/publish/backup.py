@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from pipeline.atomic_files import sha256_file, temp_name
 from pipeline.errors import SettingsError
@@ -39,8 +40,7 @@ _LEDGER: Final = re.compile(rf"{_LEDGERS}/[0-9a-f]+\.sqlite")
 _HASH_CHARS: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class BackupRecord:
+class BackupRecord(Struct, frozen=True):
     """Content of `backup.json`: which lake the backup has, the object with its ledger, and the number of images."""
 
     lake_id: str
@@ -53,8 +53,7 @@ class BackupRecord:
     ledger_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BackupResult:
+class BackupResult(Struct, frozen=True):
     """A backup: what the lake has, and what of it the target lacked before. `images` is null without --with-images."""
 
     target: str

@@ -6,8 +6,9 @@ pyiceberg takes most of a second of processor time to import. So it is imported 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
+
+from msgspec import Struct
 
 from pipeline.errors import PublishError, SettingsError
 from pipeline.publish.sweep_rule import SweepRule
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 _LIBRARIES: Final = frozenset({"pyiceberg", "sqlalchemy", "obstore"})
 
 
-@dataclass(frozen=True, slots=True)
-class IcebergResult:
+class IcebergResult(Struct, frozen=True):
     """A publish to Iceberg tables.
 
     `changed` are tables with a new snapshot; others only got the tag. `bytes` are those of metadata and delete files,
@@ -45,8 +45,7 @@ class IcebergResult:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionOptions:
+class RetentionOptions(Struct, frozen=True):
     """What a sweep spares, and the last purge, in seconds since 1970: for some days after it every publish sweeps."""
 
     rule: SweepRule

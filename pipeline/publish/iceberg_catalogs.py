@@ -12,9 +12,9 @@ from __future__ import annotations
 import gzip
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import Struct
 from pyiceberg.catalog.sql import IcebergTables
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.serializers import FromInputFile
@@ -50,8 +50,7 @@ _NO_ENDPOINT: Final = frozenset({404, 405, 406, 501})
 MAIN: Final = "main"
 
 
-@dataclass(frozen=True, slots=True)
-class TableState:
+class TableState(Struct, frozen=True):
     """A table as the catalog has it. A table without `metadata_location` is not registered yet."""
 
     name: str
@@ -59,8 +58,7 @@ class TableState:
     metadata_location: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TableCommit:
+class TableCommit(Struct, frozen=True):
     """Updates of a table, which hold if the table is still in the state that was read."""
 
     state: TableState
@@ -79,8 +77,7 @@ class TableCommit:
         return update_table_metadata(self.state.metadata, self.updates, metadata_location=former)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pointer:
+class _Pointer(Struct, frozen=True):
     tables: dict[str, str]
 
 

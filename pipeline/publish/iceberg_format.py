@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +14,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import Struct, field
 from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
@@ -68,8 +68,7 @@ _NO_STATISTICS: Final[Mapping[str, Any]] = {
 _DIGEST: Final = re.compile(r"-deletes-([0-9a-f]{16})-[0-9a-f]{8}\.parquet")
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteFile:
+class DeleteFile(Struct, frozen=True):
     """A file of position deletes of one data file, and the sequence number that orders it."""
 
     file: DataFile
@@ -82,8 +81,7 @@ class DeleteFile:
         return match[1] if match else ""
 
 
-@dataclass(frozen=True, slots=True)
-class TableFiles:
+class TableFiles(Struct, frozen=True):
     """Files of a table's current snapshot: data files by location, delete files by the location of their data file."""
 
     data: dict[str, DataFile]
@@ -91,8 +89,7 @@ class TableFiles:
     manifests: tuple[ManifestFile, ...]
 
 
-@dataclass(slots=True)
-class FileChanges:
+class FileChanges(Struct):
     """Files that a snapshot adds, and locations of the files that it removes."""
 
     data: list[DataFile] = field(default_factory=list)

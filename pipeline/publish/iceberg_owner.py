@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from pipeline.errors import SettingsError
 from pipeline.publish.store_records import FORMAT, encode_record, read_record, refuse_other_lake, require_lake
@@ -26,8 +27,7 @@ _SQLITE_PATH: Final = re.compile(r"(sqlite(?:\+\w+)?:///)([^?]+)")
 _NO_PATH: Final = (":memory:", "file:")
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogId:
+class CatalogId(Struct, frozen=True):
     """A catalog: its kind, its namespace, and the digest of its URI without user and password."""
 
     catalog: str = "none"
@@ -45,8 +45,7 @@ def _to_absolute(uri: re.Match[str]) -> str:
     return uri[0] if uri[2].startswith(_NO_PATH) else uri[1] + os.path.realpath(uri[2])
 
 
-@dataclass(frozen=True, slots=True)
-class LocationOwner:
+class LocationOwner(Struct, frozen=True):
     """Content of `iceberg-owner.json`."""
 
     lake_id: str

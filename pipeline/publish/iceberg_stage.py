@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import (
     AddSchemaUpdate,
@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 _TAG: Final = "sync-"
 
 
-@dataclass(frozen=True, slots=True)
-class Sync:
+class Sync(Struct, frozen=True):
     """The sync that is published, and the tags that are kept, its own included."""
 
     lake_id: str
@@ -69,8 +68,7 @@ class Sync:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class StagedTable:
+class StagedTable(Struct, frozen=True):
     """A table with its commit, None if the table is as it has to be, and what changes; `uploaded` counts new parts."""
 
     commit: TableCommit | None

@@ -6,9 +6,10 @@ A store and the ledger are compared in chunks, by the first digits of the hashes
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec import Struct, field
 
 from pipeline.atomic_files import READ_ONLY, fsync_dir, fsync_file, sha256_file
 from pipeline.errors import ForeignObjectError, LakeCorruptedError, PublishError, SettingsError
@@ -31,8 +32,7 @@ _FOLDERS: Final = tuple(f"{number:02x}" for number in range(256))
 _LISTS_SIDE_BY_SIDE: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class PendingPicture(PendingUpload):
+class PendingPicture(PendingUpload, frozen=True):
     """A picture of the lake; `fetched_at` (microseconds) is when its first row came."""
 
     fetched_at: int
@@ -129,8 +129,7 @@ def _read_pictures(layout: LakeLayout, ledger: LedgerQueries, prefix: str) -> di
     return pictures
 
 
-@dataclass(slots=True)
-class ImagesOnStore:
+class ImagesOnStore(Struct):
     """The images of a store beside those of the lake.
 
     `absent` are the paths of those that it lacks, `unnamed` the objects that the lake no longer has. `problems` are

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from pipeline.publish.store_records import FORMAT, read_record, refuse_other_lake
 from pipeline.publish.target_layout import LATEST
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
     from pipeline.publish.store_contract import ObjectStore
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedCatalog:
+class PublishedCatalog(Struct, frozen=True):
     """The catalog on the target, and its snapshot. Instants are microseconds since 1970.
 
     `published_at` is when it came to the target, `written_at` when the lake wrote it.
@@ -30,16 +30,14 @@ class PublishedCatalog:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedImages:
+class PublishedImages(Struct, frozen=True):
     """The images on the target: their number, and the instant whose images it had all; 0 if there was none."""
 
     pictures: int
     whole_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class LatestRecord:
+class LatestRecord(Struct, frozen=True):
     """Content of `latest.json`. `documents`: the target has the documents of the snapshot, too."""
 
     lake_id: str

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import duckdb
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pipeline.atomic_files import sha256_file
 from pipeline.errors import ForeignObjectError, LakeCorruptedError, ScanlakeError, SettingsError
@@ -52,8 +53,7 @@ if TYPE_CHECKING:
     from pipeline.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class MirrorOptions:
+class MirrorOptions(Struct, frozen=True):
     """`documents` and `images`: publish these, too. What the lake no longer has stays for `grace_seconds`."""
 
     documents: bool = False
@@ -66,8 +66,7 @@ class MirrorOptions:
         return cls(settings.publish_documents, settings.publish_images, settings.retention_hours * 3600)
 
 
-@dataclass(frozen=True, slots=True)
-class MirrorResult:
+class MirrorResult(Struct, frozen=True):
     """A publish to a mirror. `changed` is false if the target had everything.
 
     `uploaded` and `deleted` count objects. `images` counts the pictures on the target, None if it has none;

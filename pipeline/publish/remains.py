@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 from uuid import uuid4
 
 import duckdb
+from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, PublishError, ScanlakeError
 from pipeline.lake.purge import read_ids_in_catalog, read_ids_in_part
@@ -32,8 +32,7 @@ _READS_SIDE_BY_SIDE: Final = 4  # each with a file of up to one object
 _HEAD_BYTES: Final = 12
 
 
-@dataclass(frozen=True, slots=True)
-class ErasedCopy:
+class ErasedCopy(Struct, frozen=True):
     """A published copy after a purge: its number of objects, and those that have, or can have, a purged file.
 
     `problem` is why the copy could not be read to its end, null if it could.

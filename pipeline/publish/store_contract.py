@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
+
+from msgspec import Struct
 
 from pipeline.errors import PublishConflictError, PublishError
 from pipeline.publish.target_layout import PROBE_PREFIX
@@ -20,8 +21,7 @@ _RACING_WRITERS: Final = 4
 _CONDITIONS_HINT: Final = "Use a store with conditional writes (If-None-Match and If-Match); Amazon S3 has them."
 
 
-@dataclass(frozen=True, slots=True)
-class StoredObject:
+class StoredObject(Struct, frozen=True):
     """An object: its path below the store's URL, size, version, and SHA-256 in hex; "" if the store does not know."""
 
     path: str

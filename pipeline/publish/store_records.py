@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, PublishError, SettingsError
 
@@ -18,13 +18,11 @@ _HINT: Final = "Use another target, or delete the object."
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Format:
+class _Format(Struct, frozen=True):
     format: int = FORMAT
 
 
-@dataclass(frozen=True, slots=True)
-class _Owner:
+class _Owner(Struct, frozen=True):
     lake_id: str
 
 

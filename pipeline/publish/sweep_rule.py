@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
+
+from msgspec import Struct
 
 from pipeline.publish.target_layout import DOCUMENTS_PREFIX, remove_hash, to_unhashed_path
 from schemas.timestamps import SECOND
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
 _CLOCK_SKEW_SECONDS: Final = 600  # between the store and this machine
 
 
-@dataclass(frozen=True, slots=True)
-class SweepRule:
+class SweepRule(Struct, frozen=True):
     """What every sweep spares: files written from `before` on, in seconds since 1970, and the parts of the lake.
 
     Younger files may belong to a publish that is running, or to a reader; after a purge no file from before it stays.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
+
+from msgspec import Struct
 
 from pipeline.atomic_files import sha256_file
 from pipeline.errors import ForeignObjectError, LakeCorruptedError, PublishError
@@ -23,8 +24,7 @@ _ATTEMPTS: Final = 5
 _PAUSE_SECONDS: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class PendingUpload:
+class PendingUpload(Struct, frozen=True):
     """A file to upload, and what was written to it."""
 
     path: str

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pipeline.formatting import pluralize
 from pipeline.lake.request_log import FileConfirmation, OrderState
@@ -43,8 +45,7 @@ class DoubtKind(Enum):
     CHANGED = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
+class Doubt(Struct, frozen=True):
     """A file that may not be in its PDF."""
 
     kind: DoubtKind

@@ -7,8 +7,9 @@ does not show is requested by its id: only that answer proves that the service d
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from msgspec import Struct
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import NotFound
@@ -29,8 +30,7 @@ _log = get_logger()
 _MAX_TASKS: Final = 500  # detail calls that wait for the rate limiter at the same time
 
 
-@dataclass(frozen=True, slots=True)
-class FileAbsence:
+class FileAbsence(Struct, frozen=True):
     """The service did not have a file at `at`. `evidence` is its answer in short."""
 
     at: int
@@ -42,8 +42,7 @@ class FileAbsence:
         return f"HTTP {self.evidence}" if self.evidence.isdigit() else self.evidence
 
 
-@dataclass(frozen=True, slots=True)
-class FileUnconfirmed:
+class FileUnconfirmed(Struct, frozen=True):
     """The service did not answer for a file, although it answered for others."""
 
     problem: str

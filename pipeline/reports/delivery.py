@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from pipeline.errors import AuthenticationError, ScanlakeError, StorageError
 from pipeline.lake.request_log import OrderState

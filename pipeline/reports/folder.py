@@ -12,11 +12,11 @@ import io
 import os
 import stat
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec import Struct
 
 from pipeline.atomic_files import (
     READ_ONLY,
@@ -40,8 +40,7 @@ _MAX_MARKER_BYTES: Final = 4_096
 _FOLDER_HINT: Final = "Use a new folder or the folder of an earlier job."
 
 
-@dataclass(frozen=True, slots=True)
-class FileDigest:
+class FileDigest(Struct, frozen=True):
     """Size of a file in bytes and its SHA-256 in hexadecimal."""
 
     bytes: int
@@ -79,8 +78,7 @@ def open_job_folder(path: Path, new_job: str) -> Iterator[JobFolder]:
         yield JobFolder(path.resolve(), record, marker, is_new_folder=is_new_folder, is_new_job=MARKER not in names)
 
 
-@dataclass(frozen=True, slots=True)
-class _FolderRecord:
+class _FolderRecord(Struct, frozen=True):
     """Content of the marker: the job, and the names of its files beside the PDFs."""
 
     job: str

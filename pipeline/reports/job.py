@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
 from pipeline.lake.lake import Lake
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
 _log = get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class JobResult:
+class JobResult(Struct, frozen=True):
     """Result of a run. `had_protocol_errors` if a report's URL must not be requested.
 
     `was_complete`: the job was finished and its folder unchanged, so the run called no service and wrote no manifest.

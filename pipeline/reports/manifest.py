@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from msgspec.structs import asdict
 from pydantic import BaseModel
 
 from pipeline.csv_rows import format_csv_row

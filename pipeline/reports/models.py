@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from msgspec import Struct
+from msgspec.structs import asdict
 from pydantic import BaseModel, ConfigDict
 
 from schemas.requests import MAX_REPORT_FILES, ReportSettings
 
 
-@dataclass(frozen=True, slots=True)
-class JobOptions:
+class JobOptions(Struct, frozen=True):
     """Options that determine the content of the PDFs and of the index page, fixed for the lifetime of a job."""
 
     service: str

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from pipeline.client.errors import OutcomeUnknownError, RequestRejectedError, RetriesExhaustedError
 from pipeline.errors import AuthenticationError, ScanlakeError, ServiceUnavailableError, SettingsError

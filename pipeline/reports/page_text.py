@@ -6,8 +6,9 @@ import logging
 import re
 import unicodedata
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
 
 try:
     import pypdf
@@ -31,8 +32,7 @@ _AFTER: Final = r"(?!\w)(?![-./]\w)"
 logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it warns of every defect of a PDF that it can still read
 
 
-@dataclass(frozen=True, slots=True)
-class PageFindings:
+class PageFindings(Struct, frozen=True):
     """What the pages show. `on_pages` by file id: None if the pages do not decide.
 
     `is_read` is False if the PDF cannot be read or pypdf is not installed.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct, field
 
 from pipeline.lake.request_log import OrderState
 from pipeline.logs import get_logger
@@ -26,8 +27,7 @@ _FAILED: Final = frozenset({OrderState.FAILED, OrderState.REJECTED, OrderState.T
 _WAITING: Final = frozenset({OrderState.ORDERED, OrderState.SAVING, OrderState.SAVED})
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
+class RunOptions(Struct, frozen=True):
     """Options of one run of a job. `timeout_seconds`: from an order to its report."""
 
     timeout_seconds: float = 1_800.0
@@ -35,8 +35,7 @@ class RunOptions:
     max_pdf_bytes: int = 1024**3
 
 
-@dataclass(slots=True)
-class ReportRunState:
+class ReportRunState(Struct):
     """The orders of a run, and what every part of the run needs."""
 
     client: Client

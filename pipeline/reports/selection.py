@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pyarrow as pa
+from msgspec import Struct
 
 from pipeline.errors import SettingsError
 from pipeline.lake.reader import fetch_dicts
@@ -27,8 +27,7 @@ _NULL_GROUP: Final = "NULL"
 _LISTED_REFERENCES: Final = pa.schema([("reference", pa.string()), ("position", pa.int64())])
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """A condition on `files`, a query, ids or references; `group_by` is an SQL expression over `files`.
 
     `per_file`: each PDF has one file, and its reference is the group.

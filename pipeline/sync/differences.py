@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from array import array
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
 
 from pipeline.crawl.details import max_deletions
 from pipeline.crawl.windows import ALL_TIME, Window
@@ -28,8 +29,7 @@ _HASH_FACTOR: Final = 0x9E37_79B9_7F4A_7C15  # odd, so no two ids have one hash;
 _SEEN_UNTIMED: Final = 2
 
 
-@dataclass(slots=True)
-class Differences:
+class Differences(Struct):
     """Files that differ between lake and service, by id; update times in microseconds."""
 
     missing: dict[int, int | None] = field(default_factory=dict)

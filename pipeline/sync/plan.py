@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pipeline.client.factory import create_client
 from pipeline.client.protocol import Detail
@@ -42,8 +44,7 @@ _BYTES_PER_DOCUMENT_BYTE: Final = 2.1  # of documents, tables, catalog and ledge
 _FILES_PER_VERIFY_CALL: Final = 225
 
 
-@dataclass(frozen=True, slots=True)
-class SyncPlan:
+class SyncPlan(Struct, frozen=True):
     """Estimate of a sync; unknown figures are None. `exact`: the whole list was read.
 
     `basis` is what bytes and seconds are estimated from. `verify_calls` are additional, if a verify is due.
@@ -63,8 +64,7 @@ class SyncPlan:
     calls_made: int
 
 
-@dataclass(frozen=True, slots=True)
-class _FileCost:
+class _FileCost(Struct, frozen=True):
     """Bytes on disk that the documents of a file take on average, and calls a second; None where nothing shows it."""
 
     document_bytes: float | None = None

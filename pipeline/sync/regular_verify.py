@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from pipeline.errors import TimeLimitReachedError
 from pipeline.sync.verify import VerifyMode, VerifyResult, verify
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     from pipeline.sync.sync import SyncSummary
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyStopped:
+class VerifyStopped(Struct, frozen=True):
     """A regular verify that ended at `max_duration_seconds`: a planned stop, without a result."""
 
     error: str

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
 import structlog
+from msgspec.structs import asdict, replace
 
 from pipeline.client.factory import create_client
 from pipeline.errors import (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pipeline.crawl.models import SharedFileIdError
 from pipeline.crawl.windows import ALL_TIME, Window, uncovered_windows
@@ -26,8 +28,7 @@ if TYPE_CHECKING:
     from pipeline.sync.run import RunSession
 
 
-@dataclass(frozen=True, slots=True)
-class TimeRange:
+class TimeRange(Struct, frozen=True):
     """Update times that a sync reads, in seconds. Without bounds: what the lake does not cover yet."""
 
     since: int | None = None
@@ -40,8 +41,7 @@ class TimeRange:
         return self.full or self.since is not None or self.until is not None
 
 
-@dataclass(frozen=True, slots=True)
-class SyncSummary:
+class SyncSummary(Struct, frozen=True):
     """Result of a sync; the object that `--json` prints.
 
     `state` is done, or stopped at the time limit; then `files_left` estimates what the next sync has to do, if known.

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail, NotFound
@@ -53,8 +55,7 @@ _MAX_KNOWN_FILES_PER_WINDOW: Final = MAX_LIMIT * 9 // 10
 _FILES_PER_ROUND: Final = 256  # files fetched by id concurrently; the rate limiter decides how many at a time
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyMode:
+class VerifyMode(Struct, frozen=True):
     """What a verify may do. `deep` is the share of files whose details are read again, 0 to 1."""
 
     check_only: bool = False
@@ -68,8 +69,7 @@ class VerifyMode:
         return ("check" if self.check_only else "repair") + (f", deep {self.deep:g}" if self.deep else "")
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyResult:
+class VerifyResult(Struct, frozen=True):
     """A verification: counts of files, the first ids of each kind of difference, and the calls that it took.
 
     `consistent`: lake and service agree, after the repair unless the mode was check only. `missing_includes` were not

@@ -6,10 +6,11 @@ The module calls neither ledger nor service: it receives versions and returns pa
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from pipeline.flatten.columns import load_casts
 from pipeline.flatten.flatten import flatten
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 _WRITER_THREADS: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class WriteRequest:
+class WriteRequest(Struct, frozen=True):
     """Message to the writer: versions sorted by file, the commit's number, definitions that the lake has.
 
     `texts_from_list`: only the list heeds `lang`. `flush`: no rows may be pending after this batch.
@@ -44,13 +44,11 @@ class WriteRequest:
     flush: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FlushRequest:
+class FlushRequest(Struct, frozen=True):
     """Message to the writer: write all pending rows. It answers with their parts."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteResult:
+class WriteResult(Struct, frozen=True):
     """Message from the writer: parts on disk, rejects, drift; digests of the list items in the order of versions.
 
     `has_detail_forms`: a detail had a submitted form. `tenants` are those of the uploads. `rows_pending`: the parts

@@ -6,10 +6,11 @@ import json
 import random
 import time
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from msgspec.structs import replace
 
 from pipeline.client.client import Client
 from pipeline.client.options import ClientOptions

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final, Literal
 
 import pytest
+from msgspec.structs import replace
 
 from pipeline.emulator import Emulator, WorldPlan, make_quirks
 from tests.crawl.crawl_harness import LIST_ONLY, WITH_DETAILS, FakeLake, differences, run_crawl

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from msgspec.structs import replace
 
 from pipeline.crawl.listing import WindowReader
 from pipeline.crawl.models import RefetchRequest, parse_reference

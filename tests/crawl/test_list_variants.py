@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
+from msgspec.structs import replace
 
 from pipeline.client.client import Client
 from pipeline.client.errors import RetriesExhaustedError

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import CoroutineType
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from msgspec.structs import replace
 
 from pipeline.crawl.crawler import Crawler
 from pipeline.crawl.windows import ALL_TIME

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from datetime import datetime
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+from msgspec import Struct
 
 from pipeline import cli
 
@@ -54,18 +55,22 @@ def _first_line(result_type: Any) -> str:
 
 
 def _rows(kind: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield key and type of each field of a dataclass, and of the dataclasses in it."""
+    """Yield key and type of each field of a struct, and of the structs in it."""
     hints = get_type_hints(kind, localns=_NAMES)
-    for field in fields(kind):
-        key = f"{prefix}{field.name}"
-        yield key, _describe(hints[field.name])
-        for path, inner in _inner_types(hints[field.name]):
+    for name in kind.__struct_fields__:
+        key = f"{prefix}{name}"
+        yield key, _describe(hints[name])
+        for path, inner in _inner_types(hints[name]):
             yield from _rows(inner, f"{key}{path}.")
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Struct)
 
 
 def _inner_types(kind: Any) -> Iterator[tuple[str, Any]]:
     origin, arguments = get_origin(kind), get_args(kind)
-    if is_dataclass(kind):
+    if _is_struct(kind):
         yield "", kind
     elif origin in {UnionType, Union}:
         for argument in arguments:
@@ -84,6 +89,6 @@ def _describe(kind: Any) -> str:
         return f"object: {_describe(arguments[1])} by name"
     if arguments:
         return f"list of: {_describe(arguments[0])}"
-    if not isinstance(kind, type) or is_dataclass(kind):
-        return "object" if is_dataclass(kind) else _WORDS.get(kind, "any value")
+    if not isinstance(kind, type) or _is_struct(kind):
+        return "object" if _is_struct(kind) else _WORDS.get(kind, "any value")
     return next((_WORDS[base] for base in kind.__mro__ if base in _WORDS), "any value")

@@ -86,7 +86,7 @@ def open_browse(lake: Path) -> Iterator[Visitor]:
     """Serve a lake as the command does, from a thread of this process, and open the printed address."""
     said: queue.Queue[Any] = queue.Queue()
 
-    class Context(CommandContext):
+    class Context(CommandContext, frozen=True):
         def print_result(self, result: object, text: object = "", code: ExitCode = ExitCode.OK) -> ExitCode:  # noqa: ARG002
             said.put((result.address, asyncio.get_running_loop(), asyncio.current_task()))  # type: ignore[attr-defined]
             return code

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from dataclasses import replace
 from datetime import datetime, timedelta
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
 
 from pipeline.formatting import format_bytes, format_duration
 from pipeline.logs import register_secrets

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 from obstore.store import MemoryStore
 
 from pipeline.atomic_files import sha256_file
