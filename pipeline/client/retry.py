@@ -37,7 +37,8 @@ _UNREACHABLE: Final = {"connect", "dns", "handshake"}
 _MAX_FIRST_HANDSHAKES: Final = 2  # a service that ends two without any answer does not support this client's TLS
 
 
-class TimeSource(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TimeSource:
     """Clock, sleep and random numbers. Tests inject their own, to run hours of back-off at once."""
 
     clock: Callable[[], float] = time.monotonic
@@ -79,7 +80,7 @@ class RetryPolicy:
     initial_connect_seconds: float = 15.0
     max_retry_after_seconds: float = 900.0
     max_silence_seconds: float = math.inf  # no call is repeated later after the start of the host's silence
-    time_source: TimeSource = field(default_factory=TimeSource)
+    time_source: TimeSource = TimeSource()
     was_answered: bool = False  # the service has sent any answer at all
     silent_since: float | None = None  # start of the first attempt that failed since the last sign of life
     budget: RetryBudget = field(init=False)
