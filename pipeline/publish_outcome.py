@@ -1,13 +1,14 @@
-"""The last publish of a lake to object storage, as commands show it."""
+"""Publishes of a lake, as commands show them."""
 
 from datetime import datetime
 from typing import Self
 
 from msgspec import Struct
 
-from pipeline.formatting import format_instant, pluralize
+from pipeline.formatting import format_bytes, format_instant, pluralize
 from pipeline.lake.models import PublishRecord
 from pipeline.logs import to_one_line
+from pipeline.publish.mirror import MirrorResult
 from schemas.timestamps import to_datetime
 
 
@@ -36,3 +37,17 @@ class PublishOutcome(Struct, frozen=True):
             return f"{self.target} has {former}."
         times = pluralize(self.failures, "time")
         return to_one_line(f"Publishing to {self.target} failed {times}; {former}: {self.problem}")
+
+
+def format_mirror(result: MirrorResult) -> str:
+    """Return a publish or a backup in one line."""
+    text = f"snapshot {result.snapshot}: {pluralize(result.files, 'file')}, at {result.target}: "
+    if not result.changed:
+        return f"{text}nothing to publish\n"
+    deleted = f", {pluralize(result.deleted, 'object')} deleted" if result.deleted else ""
+    size = format_bytes(result.uploaded_bytes)
+    images = ""
+    if result.images is not None:
+        new = f"{result.images_uploaded:,} new ({format_bytes(result.images_uploaded_bytes)})"
+        images = f"; {pluralize(result.images, 'image')}, {new}"
+    return f"{text}{pluralize(result.uploaded, 'object')} uploaded ({size}){deleted}{images}\n"

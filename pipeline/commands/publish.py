@@ -8,11 +8,11 @@ from msgspec import Struct
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.lake.catalog import is_as_published
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish.iceberg import IcebergResult, has_iceberg_tables, publish_iceberg_tables
-from pipeline.publish.mirror import MirrorOptions, MirrorResult, mirror_lake
+from pipeline.publish.mirror import MirrorOptions, MirrorResult, complete_catalog, mirror_lake
 from pipeline.publish.object_store import open_store
+from pipeline.publish_outcome import format_mirror
 from schemas.timestamps import now_us
 
 GROUP: Final = "Maintain the lake"
@@ -60,15 +60,12 @@ def run(
     store = None if target is None else open_store(target)
     result = tables = None
     with open_writable_lake(settings, "publish") as lake:
-        if lake.needs_publish or lake.ledger.properties.purge_in_progress is not None:  # of a run that was killed
-            lake.republish(at=now_us())
-        elif not is_as_published(lake.layout, lake.ledger):
-            lake.republish_records(at=now_us())
+        complete_catalog(lake, at=now_us())
         if store is not None:
             result = mirror_lake(lake, store, MirrorOptions.from_settings(settings), at=now_us())
         if with_iceberg:
             tables = publish_iceberg_tables(lake, settings, at=now_us(), location=target)
-    text = (_format_mirror(result) if result else "") + (_format_tables(tables) if tables else "")
+    text = (format_mirror(result) if result else "") + (_format_tables(tables) if tables else "")
     return context.print_result(PublishedLake(result, tables), text)
 
 
@@ -77,16 +74,3 @@ def _format_tables(result: IcebergResult) -> str:
     parts = f"{pluralize(result.parts_added, 'part')} added, {result.parts_removed:,} removed"
     deletes = f"{pluralize(result.rows_deleted, 'row')} struck out"
     return f"{text}{result.changed} changed, {parts}, {deletes} ({format_bytes(result.bytes)} written)\n"
-
-
-def _format_mirror(result: MirrorResult) -> str:
-    text = f"snapshot {result.snapshot}: {pluralize(result.files, 'file')}, at {result.target}: "
-    if not result.changed:
-        return f"{text}nothing to publish\n"
-    deleted = f", {pluralize(result.deleted, 'object')} deleted" if result.deleted else ""
-    size = format_bytes(result.uploaded_bytes)
-    images = ""
-    if result.images is not None:
-        new = f"{result.images_uploaded:,} new ({format_bytes(result.images_uploaded_bytes)})"
-        images = f"; {pluralize(result.images, 'image')}, {new}"
-    return f"{text}{pluralize(result.uploaded, 'object')} uploaded ({size}){deleted}{images}\n"

@@ -106,7 +106,9 @@ class _Check:
             yield CATALOG, "not what was published (sha256 differs)"
             return
         with read_database(file) as db:
-            parts = [part for part in read_parts(db) if part.table_name == RAW_TABLE and self._record.documents]
+            is_backup = self._record.ledger is not None
+            documents = [part for part in read_parts(db) if is_backup or part.table_name == RAW_TABLE]
+            parts = documents if self._record.documents else []
         self._objects += len(parts)
         for part in parts:
             path = to_target_path(part.name, part.sha256)

@@ -37,13 +37,25 @@ class PublishedImages(Struct, frozen=True):
     whole_at: int
 
 
+class PublishedLedger(Struct, frozen=True):
+    """The copy of the ledger on a target that is a backup."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
 class LatestRecord(Struct, frozen=True):
-    """Content of `latest.json`. `documents`: the target has the documents of the snapshot, too."""
+    """Content of `latest.json`. `documents`: the target has the documents of the snapshot, too.
+
+    With a `ledger` the target is a backup: it has all parts that the ledger names.
+    """
 
     lake_id: str
     catalog: PublishedCatalog
     documents: bool = False
     images: PublishedImages | None = None
+    ledger: PublishedLedger | None = None
     format: int = FORMAT
     scanlake: str = field(default="")
 
@@ -56,5 +68,5 @@ def read_latest(store: ObjectStore, *, lake_id: str | None) -> tuple[LatestRecor
     """
     record, version = read_record(store, LATEST, LatestRecord)
     if record is not None and lake_id is not None:
-        refuse_other_lake(store, record.lake_id, lake_id, "the mirror")
+        refuse_other_lake(store, record.lake_id, lake_id, "the copy")
     return record, version

@@ -1,7 +1,8 @@
-"""Mirror of a lake on object storage: its catalog, which any DuckDB with httpfs attaches, and documents on request.
+"""Mirror of a lake in a folder or on object storage: its catalog, which any DuckDB attaches, and more on request.
 
-Documents and images are created first; then `catalog.duckdb` and last `latest.json` are swapped. A stop in between
-leaves what readers see, and the next publish completes it, because it compares with what the target has.
+With the parts and a copy of the ledger it is a backup, and stays one. Parts, images and ledger are created first; then
+`catalog.duckdb` and last `latest.json` are swapped. A stop in between leaves what readers and a restore see, and the
+next publish completes it, because it compares with what the target has.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from msgspec.structs import replace
 
 from pipeline.atomic_files import sha256_file
 from pipeline.errors import ForeignObjectError, LakeCorruptedError, ScanlakeError, SettingsError
+from pipeline.lake.catalog import is_as_published
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.integrity import check_parts_exist
+from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.publish.image_objects import (
     ImagesOnStore,
@@ -27,6 +30,8 @@ from pipeline.publish.image_objects import (
     upload_images,
 )
 from pipeline.publish.latest import LatestRecord, PublishedCatalog, PublishedImages, read_latest
+from pipeline.publish.ledger_copy import upload_ledger
+from pipeline.publish.local_store import LocalStore
 from pipeline.publish.own_objects import OwnObjects
 from pipeline.publish.store_records import encode_record, require_lake
 from pipeline.publish.sweep_rule import SweepRule
@@ -36,8 +41,10 @@ from pipeline.publish.target_layout import (
     LATEST,
     OBJECTS,
     OWNER,
+    TABLES_PREFIX,
+    is_ledger_path,
+    is_part_object,
     is_probe_path,
-    is_raw_path,
     to_target_path,
 )
 from pipeline.publish.uploads import PendingUpload, check_same_object, upload_all
@@ -54,16 +61,21 @@ if TYPE_CHECKING:
 
 
 class MirrorOptions(Struct, frozen=True):
-    """`documents` and `images`: publish these, too. What the lake no longer has stays for `grace_seconds`."""
+    """`documents` and `images`: publish these, too. What the lake no longer has stays for `grace_seconds`.
+
+    `backup`: publish all that a restore needs.
+    """
 
     documents: bool = False
     images: bool = False
+    backup: bool = False
     grace_seconds: float = 0.0
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
         """Return the options that the settings give."""
-        return cls(settings.publish_documents, settings.publish_images, settings.retention_hours * 3600)
+        grace_seconds = settings.retention_hours * 3600
+        return cls(settings.publish_documents, settings.publish_images, grace_seconds=grace_seconds)
 
 
 class MirrorResult(Struct, frozen=True):
@@ -86,6 +98,14 @@ class MirrorResult(Struct, frozen=True):
     images_uploaded_bytes: int = 0
 
 
+def complete_catalog(lake: Lake, *, at: int) -> None:
+    """Let the locked lake's catalog have every commit of a run that was killed, and be the file that was published."""
+    if lake.needs_publish or lake.ledger.properties.purge_in_progress is not None:
+        lake.republish(at=at)
+    elif not is_as_published(lake.layout, lake.ledger):
+        lake.republish_records(at=at)
+
+
 def mirror_lake(lake: Lake, store: ObjectStore, options: MirrorOptions, *, at: int) -> MirrorResult:
     """Publish the newest snapshot of the locked lake at `at` (microseconds), and record the result in the ledger.
 
@@ -97,7 +117,13 @@ def mirror_lake(lake: Lake, store: ObjectStore, options: MirrorOptions, *, at: i
     started, last = time.monotonic(), lake.ledger.last_snapshot()
     if last is None:
         raise SettingsError("The lake has no snapshot to publish.", hint="Run `scanlake sync` first.")
+    if isinstance(store, LocalStore):
+        require_outside_lakes(store.root, str(store.root), lake.layout.root)
     check_parts_exist(lake.layout, lake.ledger.parts())
+    if options.backup:  # not the target of the next publish and purge
+        result, images = _Mirror(lake, store, options, last, at).publish()
+        images.require_whole()
+        return replace(result, seconds=round(time.monotonic() - started, 3))
     with _record_publish(lake, store, at=at) as record:
         result, images = _Mirror(lake, store, options, last, at).publish()
         record["snapshot"], record["published_at"] = result.snapshot, at
@@ -161,22 +187,26 @@ class _Mirror:
             self._require_own_run(former)
             if self._options.images and not has_images:
                 require_no_other_images(self._store, listed)
-        documents = self._list_documents()
-        uploads = self._select_missing(documents, listed)
+        is_backup = self._options.backup or (former is not None and former.ledger is not None)
+        parts = self._list_parts(is_backup=is_backup)
+        uploads = self._select_missing(parts, listed)
         upload_all(self._store, uploads)
         images = ImagesOnStore()
         if has_images or self._options.images:
             images = upload_images(self._lake, self._store, upload=self._options.images)
-        unneeded = self._list_unneeded(listed.values(), documents, images)
+        ledger = upload_ledger(self._lake, self._store, images.absent) if is_backup else None
+        named = {item.path for item in parts} | ({ledger.path} if ledger else set())
+        unneeded = self._list_unneeded(listed, named, images, is_backup=is_backup)
         current = former if former is not None and catalog is not None and self._is_current(former) else None
-        if current is not None and not uploads and not images.uploaded and not unneeded:
+        if current is not None and not (uploads or images.uploaded or unneeded or ledger):
             return self._to_result(current, changed=False), images
         written = self._swap_catalog(catalog) if current is None else current.catalog
         record = LatestRecord(
             self._lake_id,
             written,
-            documents=self._options.documents,
+            documents=self._options.documents or is_backup,
             images=self._describe_images(former, images),
+            ledger=ledger,
             scanlake=__version__,
         )
         self._store.swap(LATEST, encode_record(record), version)
@@ -217,15 +247,15 @@ class _Mirror:
         number, files = record.catalog.snapshot, record.catalog.files
         return MirrorResult(self._store.base_url, number, files, changed, 0, 0, 0, 0.0, images)
 
-    # Documents and images
+    # Parts and images
 
-    def _list_documents(self) -> list[PendingUpload]:
-        """Return the parts of documents that the target must have."""
+    def _list_parts(self, *, is_backup: bool) -> list[PendingUpload]:
+        """Return the parts that the target must have."""
         layout = self._lake.layout
         return [
             PendingUpload(to_target_path(part.name, part.sha256), layout.part_path(part.name), part.bytes, part.sha256)
-            for part in (self._lake.ledger.parts() if self._options.documents else ())
-            if part.table_name == RAW_TABLE
+            for part in self._lake.ledger.parts()
+            if is_backup or (self._options.documents and part.table_name == RAW_TABLE)
         ]
 
     def _select_missing(
@@ -241,15 +271,21 @@ class _Mirror:
         return missing
 
     def _list_unneeded(
-        self, listed: Iterable[StoredObject], documents: Collection[PendingUpload], images: ImagesOnStore
+        self, listed: Mapping[str, StoredObject], named: Collection[str], images: ImagesOnStore, *, is_backup: bool
     ) -> list[StoredObject]:
         """Return the objects of the mirror that nothing needs any more. Iceberg tables have a sweep of their own."""
+        documents = self._options.documents or is_backup
         rule = SweepRule.from_lake(
-            self._lake, at=self._at, grace_seconds=self._options.grace_seconds, documents=self._options.documents
+            self._lake, at=self._at, grace_seconds=self._options.grace_seconds, documents=documents
         )
-        named = {item.path for item in documents}
-        own = [item for item in listed if is_raw_path(item.path) or is_probe_path(item.path)]
-        old = [item for item in own if item.path not in named]
+        tables = f"{TABLES_PREFIX}/" if OWNER in listed else "\n"
+        old = [
+            item
+            for path, item in listed.items()
+            if (is_part_object(path) or is_probe_path(path) or is_ledger_path(path))
+            and not path.startswith(tables)
+            and path not in named
+        ]
         return [item for item in (*old, *images.unnamed) if rule.permits(item, item.path)]
 
     def _describe_images(self, former: LatestRecord | None, images: ImagesOnStore) -> PublishedImages | None:

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from pipeline.publish.store_contract import ObjectStore, StoredObject
 
 _HASH: Final = re.compile(
-    r"ledgers/([0-9a-f]{64})\.sqlite|.*\.parquet\.([0-9a-f]{16})|.*-([0-9a-f]{12})\.parquet"
+    r"ledgers/([0-9a-f]{64})\.sqlite|.*-([0-9a-f]{12})\.parquet"
     rf"|{IMAGES}/([0-9a-f]{{2}}/[0-9a-f]{{62}})\.[a-z0-9]+"
 )
-"""Names that have a hash: of a ledger and a part in a backup, of a part on a target, of an image."""
+"""Names that have a hash: of a ledger, of a part, of an image."""
 _MAX_PROBE_BYTES: Final = 100
 _log = get_logger()
 

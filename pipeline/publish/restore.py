@@ -28,10 +28,9 @@ from pipeline.lake.layout import LakeLayout, translate_os_errors
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_format import find_foreign_content
 from pipeline.lake.sqlite_errors import translate_sqlite_errors
-from pipeline.publish.backup import BackupRecord, backup_path, is_ledger_path
 from pipeline.publish.image_objects import download_images
-from pipeline.publish.store_records import read_record
-from pipeline.publish.target_layout import BACKUP
+from pipeline.publish.latest import read_latest
+from pipeline.publish.target_layout import LATEST, is_ledger_path, to_target_path
 from pipeline.publish.uploads import run_side_by_side
 from schemas.tables import TABLES
 from schemas.timestamps import now_us
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from pipeline.lake.models import Part, SnapshotRecord
     from pipeline.publish.store_contract import ObjectStore
 
+_FORMER_RECORD: Final = "backup.json"  # of a backup with another layout
 _NOT_RESTORED: Final = "Use another backup; nothing was restored."
 # Names in a folder with a killed restore: of the ledger with the files that SQLite adds to it, and of the others.
 _OWN_FILES: Final = re.compile(
@@ -91,28 +91,31 @@ def _download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
     Returns the images that are missing or damaged in the backup, by path, with the reason. Raises `SettingsError` if
     there is no backup, `LakeCorruptedError` if another object differs from what was written.
     """
-    record, _ = read_record(store, BACKUP, BackupRecord)
-    if record is None:
+    record, _ = read_latest(store, lake_id=None)
+    if record is None and store.head(_FORMER_RECORD) is not None:
+        raise SettingsError(f"{store.base_url} has a backup of an earlier scanlake.", hint="Restore it with that one.")
+    if record is None or record.ledger is None:
         raise SettingsError(f"{store.base_url} has no backup.", hint="Correct the URL.")
-    if not is_ledger_path(record.ledger):
-        raise LakeCorruptedError(f"{store.url(BACKUP)} names a file that is no ledger.")
+    path = record.ledger.path
+    if not is_ledger_path(path):
+        raise LakeCorruptedError(f"{store.url(LATEST)} names a file that is no ledger.")
     copy = layout.root / temp_name(layout.ledger.name)
-    _download(store, record.ledger, copy, record.ledger_sha256, record.ledger_bytes)
+    _download(store, path, copy, record.ledger.sha256, record.ledger.bytes)
     with translate_sqlite_errors(copy):
         content = find_foreign_content(copy)
     if content is not None:
-        raise LakeCorruptedError(f"{store.url(record.ledger)} is no ledger of scanlake: {content}.")
+        raise LakeCorruptedError(f"{store.url(path)} is no ledger of scanlake: {content}.")
     with closing(Ledger(copy)) as ledger:
         parts = ledger.parts()
     if any(not is_part_path(part.name) for part in parts):
-        raise LakeCorruptedError(f"{store.url(record.ledger)} names a file that is no part.")
+        raise LakeCorruptedError(f"{store.url(path)} names a file that is no part.")
 
     def download_part(part: Part) -> None:
-        _download(store, backup_path(part), layout.part_path(part.name), part.sha256, part.bytes)
+        _download(store, to_target_path(part.name, part.sha256), layout.part_path(part.name), part.sha256, part.bytes)
 
     run_side_by_side(download_part, parts)
     problems = {}
-    if record.images:
+    if record.images is not None:
         with closing(Ledger(copy)) as ledger:
             problems = download_images(store, layout, ledger)
     with translate_os_errors(layout.ledger):

@@ -10,23 +10,24 @@ LATEST: Final = "latest.json"
 """Object that names the published snapshot. It is replaced last."""
 OWNER: Final = "iceberg-owner.json"
 """Object that names the lake and the catalog whose Iceberg tables are below a location."""
-BACKUP: Final = "backup.json"
-"""Object that names the lake of a backup, and the ledger in it. It is replaced last."""
-RECORDS: Final = (LATEST, OWNER, BACKUP)
+RECORDS: Final = (LATEST, OWNER)
 """Objects that name the lake to which the place with them belongs."""
 CATALOG: Final = "catalog.duckdb"
 TABLES_PREFIX: Final = "tables"
 DOCUMENTS_PREFIX: Final = "documents"
+LEDGERS_PREFIX: Final = "ledgers"
+"""Folder of the ledger's copy, which a target that is a backup has."""
 PROBE_PREFIX: Final = "probe"
 """Folder of the objects with which a probe tests a store. A sweep removes what a killed probe left."""
-FOLDERS: Final = (TABLES_PREFIX, DOCUMENTS_PREFIX, PROBE_PREFIX)
+FOLDERS: Final = (TABLES_PREFIX, DOCUMENTS_PREFIX, LEDGERS_PREFIX, PROBE_PREFIX)
 """The folders of a target but for its images; the objects outside of folders are OBJECTS."""
 OBJECTS: Final = (CATALOG, OWNER, LATEST)
 
 _HASH_LENGTH: Final = 12
 _STEM: Final = rf"(?P<stem>\d{{12}}-[0-9a-f]{{6}}(-\d{{4}})?)-[0-9a-f]{{{_HASH_LENGTH}}}"
 _PART_NAME: Final = re.compile(rf"{_STEM}\.parquet")
-_DOCUMENTS: Final = re.compile(rf"{DOCUMENTS_PREFIX}/{_STEM}\.parquet")
+_PART: Final = re.compile(rf"({DOCUMENTS_PREFIX}|{TABLES_PREFIX}/\w+/data)/{_STEM}\.parquet")
+_LEDGER: Final = re.compile(rf"{LEDGERS_PREFIX}/[0-9a-f]{{64}}\.sqlite")
 _TABLE_FILE: Final = re.compile(
     rf"data/{_STEM}(-deletes-[0-9a-f-]+)?\.parquet|metadata/(\d+-[^/]+\.metadata\.json|([0-9a-f-]{{36}}-m\d+|snap-\d+)\.avro)"
 )
@@ -70,6 +71,16 @@ def is_probe_path(path: str) -> bool:
     return _PROBE.fullmatch(path) is not None
 
 
-def is_raw_path(path: str) -> bool:
-    """Return whether an object has the name of a part of documents."""
-    return _DOCUMENTS.fullmatch(path) is not None
+def is_part_object(path: str) -> bool:
+    """Return whether an object has the name of a part, of documents or of a table."""
+    return _PART.fullmatch(path) is not None
+
+
+def to_ledger_path(sha256: str) -> str:
+    """Return the path of a copy of the ledger."""
+    return f"{LEDGERS_PREFIX}/{sha256}.sqlite"
+
+
+def is_ledger_path(path: str) -> bool:
+    """Return whether an object has the name of a copy of the ledger."""
+    return _LEDGER.fullmatch(path) is not None

@@ -254,11 +254,11 @@ async def test_commands_take_all_sources(tmp_path: Path) -> None:
     assert "\n  ERROR     service   " in failing.out
     copied = await called(tmp_path, "backup", "copies/today/", "--all")
     assert copied.code == 0, copied.err
-    assert [line.split(" in ")[0] for line in copied.out.splitlines()] == ["s0  20 files", "s1  30 files"]
+    assert [line.split(" to ")[0] for line in copied.out.splitlines()] == ["s0  20 files", "s1  30 files"]
     for name, files in (("s0", 20), ("s1", 30)):
         folder = tmp_path / "copies" / "today" / name
         assert f"to file://{folder}\n" in copied.out
-        assert json.loads((folder / "backup.json").read_text())["files"] == files
+        assert json.loads((folder / "latest.json").read_text())["catalog"]["files"] == files
     next((tmp_path / "lake" / "s0" / "tables" / "files").glob("0*.parquet")).unlink()
     remote = await called(tmp_path, "backup", f"file://{tmp_path}/store", "--all", "--json")
     assert remote.code == remote.json["exit_code"] == 9

@@ -11,10 +11,10 @@ import pytest
 from pipeline.errors import LakeCorruptedError, PublishConflictError, PublishError
 from pipeline.lake.lake import Lake
 from pipeline.lake.purge import purge
-from pipeline.publish.backup import BackupResult, upload_backup
+from pipeline.publish.mirror import MirrorOptions, MirrorResult, mirror_lake
 from pipeline.publish.object_store import open_store
 from pipeline.publish.restore import restore_backup
-from pipeline.publish.target_layout import BACKUP
+from pipeline.publish.target_layout import LATEST
 from schemas.timestamps import now_us
 from tests.images.image_harness import disagreements, files_in, rows_of, stored
 from tests.lake.corruption import checked, flip, grown
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from tests.publish.lake_history import History
 
 
-def backed_up(lake: Path, store: ObjectStore, *, with_images: bool = False) -> BackupResult:
+def backed_up(lake: Path, store: ObjectStore, *, with_images: bool = False) -> MirrorResult:
     """Back up as the command does."""
     with Lake(lake, doing="backup") as held:
-        return upload_backup(held, store, at=now_us(), with_images=with_images)
+        return mirror_lake(held, store, MirrorOptions(images=with_images, backup=True), at=now_us())
 
 
 # The store in memory is of the kind of S3.
@@ -46,12 +46,12 @@ async def test_a_backup_becomes_a_lake_again(store: ObjectStore, tmp_path: Path)
     lake, folder = tmp_path / "lake", tmp_path / "restored"
     async with grown(lake, files=12, rounds=0) as emulator:
         first = backed_up(lake, store)
-        assert first.copied == first.parts > 5
-        assert backed_up(lake, store).copied == 0
+        assert first.uploaded > 5
+        assert backed_up(lake, store).uploaded == 0
         emulator.world.update(emulator.world.pick_random(3))
         await synced(emulator, lake)
         second = backed_up(lake, store)
-        assert 0 < second.copied < second.parts
+        assert 0 < second.uploaded < first.uploaded
         shutil.rmtree(lake)
         restore_backup(store, folder)
         with opened(folder) as db:
@@ -59,14 +59,14 @@ async def test_a_backup_becomes_a_lake_again(store: ObjectStore, tmp_path: Path)
         assert checked(folder, read_data=True).damage == []
         emulator.world.update(changed := emulator.world.pick_random(3))
         assert (await synced(emulator, folder)).details_fetched == len(set(changed))
-        assert backed_up(folder, store).copied > 0
+        assert backed_up(folder, store).uploaded > 0
         before = {item.path for item in store.list()}
         with Lake(folder, doing="purge") as held:
             purge(held, emulator.world.pick_random(1), by="tester", at=now_us(), mark="abcdef")
             count = len(held.ledger.parts())
         backed_up(folder, store)
         assert before - {item.path for item in store.list()}, "objects with the file are deleted"
-        assert len(list(store.list())) == count + 2  # the ledger and the record
+        assert len(list(store.list())) == count + 3  # the ledger, the catalog and the record
 
 
 def read_rows(lake: Path) -> list[Any]:
@@ -95,7 +95,7 @@ def test_a_stop_at_any_write_or_download_is_completed(pictured: PicturedLakes, t
     objects = {item.path for item in whole.list()}
     assert {item.path for item in base.list()} - objects, "the purge deletes some"
     image = next(number for number, path in enumerate(whole.written, 1) if path in files_in(lake))
-    for place, number in enumerate([image, *choose_stops(whole, BACKUP, count=0)[1:]]):
+    for place, number in enumerate([image, *choose_stops(whole, LATEST, count=0)[1:]]):
         stopped = base.fork(stop_at=number, after=True)
         with pytest.raises(PublisherStopped):
             backed_up(lake, stopped, with_images=True)
@@ -123,8 +123,8 @@ def test_a_backup_is_overtaken_or_damaged(history: History, tmp_path: Path, monk
 
     def create_after_another(path: str, *content: Any, **named: Any) -> bool:
         if path.startswith("ledgers/"):
-            record, version = store.read_versioned(BACKUP) or (b"", None)
-            store.swap(BACKUP, record + b" ", version)
+            record, version = store.read_versioned(LATEST) or (b"", None)
+            store.swap(LATEST, record + b" ", version)
         return create(path, *content, **named)
 
     with monkeypatch.context() as patch:
@@ -145,8 +145,8 @@ def test_a_backup_is_overtaken_or_damaged(history: History, tmp_path: Path, monk
 def test_the_commands(history: History, tmp_path: Path) -> None:
     """Backup and restore as a person types them; a damaged part is exit code 9, and the former backup stays."""
     lake, url, before = history.root, f"file://{tmp_path}/target", read_rows(history.root)
-    assert told(lake, "backup", url).startswith("41 files in ")
-    assert ": 0 parts copied" in told(lake, "backup", str(tmp_path / "target")), "a folder is the same place"
+    assert ": 41 files, at file://" in told(lake, "backup", url)
+    assert ": 0 objects uploaded" in told(lake, "backup", str(tmp_path / "target")), "a folder is the same place"
     assert "object store" in told(lake, "backup", "ftp://x/y", code=2)
     history.sync({1: 3})
     flip(max((lake / "tables" / "uploads").glob("0*.parquet")))
@@ -160,6 +160,26 @@ def test_the_commands(history: History, tmp_path: Path) -> None:
         assert "--" not in refusal, "a restore has no options"
 
 
+def test_a_place_that_is_a_backup_stays_one(history: History, tmp_path: Path) -> None:
+    """A publish to a backup brings all of it up to date, Iceberg tables lose nothing, and checks see each part."""
+    lake, target = history.root, tmp_path / "target"
+    url = f"file://{target}"
+    told(lake, "publish", "--to", url, "--iceberg")
+    tables = {path for path in (target / "tables").rglob("*") if path.is_file()}
+    told(lake, "backup", url)
+    history.sync({1: 3})
+    told(lake, "publish", "--to", url)
+    assert {path for path in tables if path.is_file()} == tables
+    told(lake, "restore", str(target), str(tmp_path / "again"))
+    assert read_rows(tmp_path / "again") == read_rows(lake)
+    assert "\n0 errors" in told(lake, "check", "--published", "--set", f"publish_to={url}")
+    newest = max((lake / "tables" / "files").glob("0*.parquet")).stem
+    next((target / "tables" / "files" / "data").glob(f"{newest}-*.parquet")).unlink()
+    assert "missing" in told(lake, "check", "--published", "--set", f"publish_to={url}", code=9)
+    (target / "latest.json").rename(target / "backup.json")
+    assert "a backup of an earlier scanlake" in told(lake, "restore", str(target), str(tmp_path / "new"), code=2)
+
+
 # Images
 
 
@@ -171,13 +191,13 @@ def test_images_are_backed_up_once_and_leave_with_their_files(pictured: Pictured
     target, bare, restored = (tmp_path / name for name in ("target", "bare", "restored"))
     half, lake = copy_lake(pictured.half, tmp_path / "half"), copy_lake(pictured.whole, tmp_path / "lake")
     first = called(half, "backup", str(target), "--json").json
-    assert (first["images"], first["images_copied"]) == (None, 0)
+    assert (first["images"], first["images_uploaded"]) == (None, 0)
     told(half, "restore", str(target), str(bare))
     assert rows_of(bare) == {}
     first = called(half, "backup", str(target), "--with-images", "--json").json
-    assert first["images"] == first["images_copied"] == len(files_in(half)) > 0
+    assert first["images"] == first["images_uploaded"] == len(files_in(half)) > 0
     second = called(lake, "backup", str(target), "--with-images", "--json").json
-    assert second["images"] == first["images"] + second["images_copied"] == len(files_in(lake))
+    assert second["images"] == first["images"] + second["images_uploaded"] == len(files_in(lake))
     assert files_in(target) == files_in(lake)
     told(lake, "purge", str(min(key[0] for key in rows_of(lake))), "--yes")
     told(lake, "backup", str(target))

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.atomic_files import sha256_file
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, RESTORE_MARK
-from pipeline.publish.target_layout import BACKUP
+from pipeline.publish.target_layout import LATEST
 from tests.lake.operations import called, told
 from tests.lake.test_folders import describe, make_lake
 from tests.lake_copies import copy_lake
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tests.images.image_harness import PicturedLakes
 
 _PART: Final = "tables/files/000000000099-abcdef.parquet"
+_OBJECT: Final = "tables/files/data/000000000099-abcdef-0123456789ab.parquet"
 _IMAGE: Final = f"images/ab/{'c' * 62}.jpg"
 _WITH_IMAGES: Final = {"backup": ("--with-images",), "publish": ("--set", "publish_images=true")}
 
@@ -77,8 +78,7 @@ def test_a_place_of_others_is_refused(made: Path, tmp_path: Path) -> None:
         for command in (("backup", str(target)), ("publish", "--to", f"file://{target}")):
             for options in ((), _WITH_IMAGES[command[0]]):
                 answer = called(made / "lake", *command, *options)
-                is_image = name == _IMAGE and command[0] == "publish"
-                problem = "has images of another lake" if is_image else "has other objects"
+                problem = "has images of another lake" if name == _IMAGE else "has other objects"
                 facts = (answer.code, len(answer.lines), f"file://{target} {problem}" in answer.err)
                 if facts != (2, 1, True) or describe(target) != before:
                     wrong.append((name, command, options, answer))
@@ -89,24 +89,23 @@ def test_a_backup_deletes_only_what_it_wrote(lake: Path, tmp_path: Path) -> None
     """Files of others under the names of a backup stay, and are named; links lead nowhere."""
     target, victim = tmp_path / "backup", tmp_path / "victim"
     told(lake, "backup", str(target), "--with-images")
-    names = ("ledgers/notes", "probe/notes", f"{_PART}.0123456789abcdef", _IMAGE, "thesis.txt")
+    names = (f"ledgers/{'0' * 64}.sqlite", f"probe/{'0' * 32}", _OBJECT, _IMAGE, "ledgers/notes", "thesis.txt")
     mine = [put(target, name) for name in names] + [put(victim, f"ab/{'c' * 62}.jpg")]
     (target / "images" / "zz").symlink_to(victim / "ab")
     answer = called(lake, "backup", str(target), "--with-images")
     assert answer.code == 0
-    assert f"objects=3 first={_PART}" in answer.err
-    assert f"objects=1 first={_IMAGE}" in answer.err
+    assert f"objects=4 first={_OBJECT}" in answer.err
     assert [path.read_text() for path in mine] == ["mine"] * len(mine)
-    assert len(list((target / "ledgers").iterdir())) == 2
+    assert len(list((target / "ledgers").iterdir())) == 3
 
 
 _TAMPERINGS: dict[str, Any] = {
-    "a ledger elsewhere": {"ledger": "../victim/file"},
-    "a ledger below elsewhere": {"ledger": "ledgers/../../victim/file"},
-    "a ledger with NUL": {"ledger": "ledgers/\0.sqlite"},
-    "a hash with NUL": {"ledger_sha256": "\0"},
+    "a ledger elsewhere": {"path": "../victim/file"},
+    "a ledger below elsewhere": {"path": "ledgers/../../victim/file"},
+    "a ledger with NUL": {"path": "ledgers/\0.sqlite"},
+    "a hash with NUL": {"sha256": "\0"},
     "no JSON": b"\0\0\0",
-    "no text": b'{"ledger": "\xff"}',
+    "no text": b'{"lake_id": "\xff"}',
     "nothing": b"",
     "a trigger": "CREATE TRIGGER more AFTER INSERT ON run BEGIN DELETE FROM part; END;",
     "a further table": "CREATE TABLE more (page TEXT);",
@@ -125,17 +124,17 @@ _TAMPERINGS: dict[str, Any] = {
 
 def tamper(backup: Path, change: Any) -> None:
     """Change the record of a backup, or its ledger, whose hash and size the record then has."""
-    record = json.loads((backup / BACKUP).read_text())
+    record = json.loads((backup / LATEST).read_text())
     if isinstance(change, str):
-        ledger = backup / record["ledger"]
+        ledger = backup / record["ledger"]["path"]
         ledger.chmod(0o600)
         with closing(sqlite3.connect(ledger)) as db, db:
             db.executescript(change)
-        record |= {"ledger_sha256": sha256_file(ledger), "ledger_bytes": ledger.stat().st_size}
+        record["ledger"] |= {"sha256": sha256_file(ledger), "bytes": ledger.stat().st_size}
     elif isinstance(change, dict):
-        record |= change
-    (backup / BACKUP).chmod(0o600)
-    (backup / BACKUP).write_bytes(change if isinstance(change, bytes) else json.dumps(record).encode())
+        record["ledger"] |= change
+    (backup / LATEST).chmod(0o600)
+    (backup / LATEST).write_bytes(change if isinstance(change, bytes) else json.dumps(record).encode())
 
 
 def test_a_hostile_backup_becomes_no_lake(made: Path, tmp_path: Path) -> None:
@@ -155,7 +154,7 @@ def test_a_hostile_backup_becomes_no_lake(made: Path, tmp_path: Path) -> None:
 def test_a_part_larger_than_recorded_is_not_copied(backup: Path, tmp_path: Path) -> None:
     """The recorded size is a bound: a part of a terabyte, or a link to an endless device, costs no disk."""
     restored = tmp_path / "restored"
-    part = next((backup / "tables" / "files").iterdir())
+    part = next((backup / "tables" / "files" / "data").iterdir())
     part.chmod(0o600)
     os.truncate(part, 10**12)
     assert "differs from what was backed up" in told(tmp_path, "restore", str(backup), str(restored), code=9)
@@ -205,7 +204,7 @@ def test_places_of_one_lake_can_be_inside_each_other(lake: Path, tmp_path: Path)
     before = describe(target)
     assert "of another lake" in told(other, "publish", "--to", f"file://{target}", code=2)
     assert "of another lake" in told(other, "backup", str(target), code=2)
-    assert "the backup of another lake" in told(other, "backup", str(target / "backup"), code=2)
+    assert "the copy of another lake" in told(other, "backup", str(target / "backup"), code=2)
     assert describe(target) == before
 
 

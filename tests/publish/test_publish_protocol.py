@@ -23,11 +23,10 @@ from pipeline.errors import (
     SettingsError,
 )
 from pipeline.lake.lake import Lake
-from pipeline.publish.backup import upload_backup
 from pipeline.publish.cloud_store import CloudStore
-from pipeline.publish.mirror import MirrorOptions
+from pipeline.publish.mirror import MirrorOptions, mirror_lake
 from pipeline.publish.store_records import encode_record
-from pipeline.publish.target_layout import CATALOG, LATEST, is_raw_path, to_target_path
+from pipeline.publish.target_layout import CATALOG, LATEST, to_target_path
 from tests.images.image_harness import files_in, rows_of
 from tests.lake.corruption import flip
 from tests.lake.operations import told
@@ -106,7 +105,7 @@ def test_a_first_publish_that_stopped_is_completed(history: History, tmp_path: P
         published(history.root, store)
     assert store.written[-1] == LATEST
     store = store.fork()
-    there = len([item for item in store.list() if is_raw_path(item.path)])
+    there = len([item for item in store.list() if item.path.startswith("documents/")])
     result = published(history.root, store)
     assert there > 2
     assert result.uploaded == len(list(store.list("documents"))) - there + 1
@@ -163,7 +162,7 @@ def test_records_of_others_are_refused(history: History) -> None:
     published(history.root, store)
     record = latest(store)
     for content, problem in (
-        (encode_record(replace(record, lake_id="f" * 32)), "has the mirror of another lake"),
+        (encode_record(replace(record, lake_id="f" * 32)), "has the copy of another lake"),
         (encode_record(replace(record, catalog=replace(record.catalog, run_id="x"))), "a snapshot of another run"),
         (encode_record(replace(record, format=99)), "newer scanlake"),
         (b"[]", "not a record of scanlake"),
@@ -207,7 +206,7 @@ def test_a_create_that_was_refused_for_nothing_is_repeated(
     create, refused = store.create, Counter[str]()
 
     def create_at_third(path: str, *rest: Any, **choices: Any) -> bool:
-        if is_raw_path(path) and refused[path] < 2:
+        if path.startswith("documents/") and refused[path] < 2:
             refused[path] += 1
             return False
         return create(path, *rest, **choices)
@@ -216,7 +215,7 @@ def test_a_create_that_was_refused_for_nothing_is_repeated(
     assert published(lake, store).uploaded == len(refused) + 1 > 5
     assert differing(lake, store, tmp_path / "copy") == []
     other = StoppingStore()
-    monkeypatch.setattr(other, "create", lambda path, *_, **_choices: not is_raw_path(path))
+    monkeypatch.setattr(other, "create", lambda path, *_, **_choices: not path.startswith("documents/"))
     monkeypatch.setattr(other, "probe", lambda: None)
     with pytest.raises(PublishError, match="is refused as existing, but cannot be found"):
         published(lake, other)
@@ -244,7 +243,7 @@ def test_a_store_without_conditions_is_refused(history: History, monkeypatch: py
     with pytest.raises(PublishError, match="ignores conditions"):
         published(history.root, store)
     with Lake(history.root, doing="backup") as held, pytest.raises(PublishError, match="ignores conditions"):
-        upload_backup(held, store, at=1)
+        mirror_lake(held, store, MirrorOptions(backup=True), at=1)
     assert list(store.list()) == []
 
 
@@ -276,6 +275,6 @@ def test_retention_on_the_target(history: History, tmp_path: Path, monkeypatch: 
     assert before - names, "the documents of a purged file"
     with Lake(lake, doing="look") as held:
         own = {to_target_path(part.name, part.sha256) for part in held.ledger.parts() if part.table_name == "documents"}
-    assert {path for path in names if is_raw_path(path)} - others == own
+    assert {path for path in names if path.startswith("documents/")} - others == own
     assert differing(lake, store, tmp_path / "copy") == []
     assert published(lake, store, MirrorOptions()).deleted == len(own), "published without documents"

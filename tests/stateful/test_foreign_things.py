@@ -48,7 +48,7 @@ _NAMES: Final = {
     for place, names in {
         "lake": _LAKE_NAMES,
         "restored": _LAKE_NAMES,
-        "backup": f"""backup.json ledgers ledgers/thesis ledgers/{_SHA256}.sqlite {_OBJECT_NAMES}
+        "backup": f"""latest.json catalog.duckdb ledgers ledgers/thesis ledgers/{_SHA256}.sqlite {_OBJECT_NAMES}
             tables/files/{_PART}.parquet.{_SHA256[:16]} documents/{_PART}.parquet.{_SHA256[:16]}""",
         "target": f"""latest.json catalog.duckdb iceberg-owner.json {_OBJECT_NAMES}
             tables/files/data/{_PART}-{_SHA256[:12]}.parquet documents/{_PART}-{_SHA256[:12]}.parquet""",
