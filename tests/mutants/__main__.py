@@ -12,6 +12,7 @@ import argparse
 import importlib
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -43,6 +44,7 @@ _LIBRARIES: Final = (
 )
 _SMALL_TEST: Final = "tests/test_rows.py"  # passes at least, if a mutant was noticed by a process without a failed test
 _SECONDS: Final = 900.0  # after which a mutant that makes tests wait counts as noticed
+_ADDRESS_SPACE: Final = 8 * 1024**3  # bytes of one process: a mutant that never ends may grow without end
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,7 @@ def _run_tests(tree: Path, output: Path, tests: Sequence[str], module: str) -> N
     status = 70
     try:
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE, _ADDRESS_SPACE))
         os.chdir(tree)
         handle = os.open(output, os.O_WRONLY | os.O_CREAT, 0o600)
         os.dup2(handle, 1)
