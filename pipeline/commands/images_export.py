@@ -23,7 +23,7 @@ RESULT: Final = ExportedImages
 def run(
     context: CommandContext,
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="New folder, or that of an earlier export.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="New or empty folder.")],
     where: Annotated[
         str | None,
         typer.Option(metavar="SQL", help="Only uploads that meet a condition on the tables uploads and files."),
@@ -33,7 +33,7 @@ def run(
     """Copy stored images into a folder, with checksums and a manifest.
 
     Every image is compared with its hash. manifest.csv names every selected image, also those that are not stored, with
-    the reason. `sha256sum -c SHA256SUMS` checks the folder. A later export into the same folder replaces it.
+    the reason. `sha256sum -c SHA256SUMS` checks the folder, which is complete or not there.
 
     Exit codes: 0 done, 4 some selected images are not there.
     """

@@ -1,8 +1,9 @@
-"""Folders of images to hand over: names, checksums, what is not there, and what belongs to others."""
+"""Folders of images to hand over: names, checksums, and what is not there."""
 
 from __future__ import annotations
 
 import csv
+import shutil
 import subprocess
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
@@ -10,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pytest
 
-from pipeline.atomic_files import lock_file, temp_name
-from pipeline.errors import ExitCode, LakeLockedError, SettingsError, StorageError
-from pipeline.images import image_export
-from pipeline.images.image_export import MARKER, choose_name, export_images, select_images
+from pipeline.atomic_files import clone_file
+from pipeline.errors import ExitCode, SettingsError
+from pipeline.images.image_export import choose_name, export_images, select_images
 from pipeline.lake.handover import MANIFEST, SUMS, ExportedImages
 from pipeline.lake.layout import LakeLayout
 from tests.images.image_harness import rows_of
@@ -22,12 +22,12 @@ from tests.lake_copies import copy_lake
 from tests.rows import every
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from tests.images.image_harness import PicturedLakes
 
-OWN: Final = {MANIFEST, MARKER, SUMS}
+OWN: Final = {MANIFEST, SUMS}
 
 
 def picture(lake: Path, number: int, **values: Any) -> dict[str, Any]:
@@ -58,92 +58,42 @@ def list_sums(folder: Path) -> set[str]:
     return {line[66:] for line in (folder / SUMS).read_text(encoding="utf-8").splitlines()} - OWN
 
 
-@pytest.mark.parametrize("stop_at", range(7))
-def test_a_killed_export_leaves_no_picture_that_was_not_selected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
-) -> None:
-    """After a stop at any write, the next export of a smaller selection has this selection's pictures only."""
+def test_an_export_is_complete_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a stop at any picture there is no folder and nothing beside it; the next export has its selection only."""
     lake, out = tmp_path / "lake", tmp_path / "out"
     rows = [picture(lake, number) for number in range(4)]
-    export(lake, rows[:3])
-    count = 0
+    for stop_at in range(3):
+        copies = iter(range(3))
 
-    def stop_before(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == stop_at + 1:
+        def stop(source: Path, target: Path, at: int = stop_at, copies: Iterator[int] = copies) -> None:
+            if next(copies) == at:
                 raise KeyboardInterrupt
-            return function(*arguments, **options)
+            clone_file(source, target)
 
-        return call
-
-    for name in ("_copy", "write_file", "_write_manifest"):
-        monkeypatch.setattr(image_export, name, stop_before(getattr(image_export, name)))
-    with pytest.raises(KeyboardInterrupt):
-        export(lake, rows[1:])
-    monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr("pipeline.images.image_export.clone_file", stop)
+            with pytest.raises(KeyboardInterrupt):
+                export(lake, rows[1:])
+        assert list(tmp_path.iterdir()) == [lake]
     export(lake, rows[2:3])
     assert list_files(out) == list_sums(out) == {"SC-2/snap-1.jpg"}
-    assert not [path for path in out.rglob("*") if path.is_dir() and not list(path.iterdir())]
-
-
-def test_what_belongs_to_others_stops_the_export(tmp_path: Path) -> None:
-    """Another export at the same time, a file or folder where a picture would be, and a link stay as they were."""
-    lake, out, elsewhere = tmp_path / "lake", tmp_path / "out", tmp_path / "elsewhere"
-    rows = [picture(lake, number) for number in range(4)]
-    export(lake, rows[:1])
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    with lock_file(out), pytest.raises(LakeLockedError, match="out"):
-        export(lake, rows[1:])
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
-    (out / "SC-1").mkdir()
-    (out / "SC-1" / "snap-1.jpg").write_text("mine")
-    (out / "SC-2" / "snap-1.jpg").mkdir(parents=True)
-    elsewhere.mkdir()
-    (out / "SC-3").symlink_to(elsewhere)
-    for row, problem in zip(rows[1:], (r"SC-1/snap-1\.jpg", r"snap-1\.jpg", "SC-3 is a link"), strict=True):
-        with pytest.raises((SettingsError, StorageError), match=problem):
-            export(lake, [rows[0], row])
-    assert (out / "SC-1" / "snap-1.jpg").read_text() == "mine"
-    assert list(elsewhere.iterdir()) == []
-    assert list_sums(out) == {"SC-0/snap-1.jpg"}
-
-
-def test_a_later_export_removes_only_what_one_has_left(tmp_path: Path) -> None:
-    """Temporary files of killed exports go, no others, and a changed list of checksums leads to no file elsewhere."""
-    lake, out, rows = tmp_path / "lake", tmp_path / "out", [picture(tmp_path / "lake", 0)]
-    export(lake, rows)
-    mine, kept, left = tmp_path / "mine.jpg", out / "SC-0" / ".keep.tmp", out / "SC-0" / temp_name("snap-1.jpg")
-    for path in (mine, kept, left):
-        path.write_bytes(b"mine")
-    (out / "link").symlink_to(tmp_path)
-    with (out / SUMS).open("a", encoding="utf-8") as sums:
-        sums.writelines(f"{sha256(b'mine').hexdigest()}  {name}\n" for name in ("../mine.jpg", "link/mine.jpg"))
-    export(lake, rows)
-    assert [path.exists() for path in (mine, kept, left)] == [True, True, False]
-    assert list_sums(out) == {"SC-0/snap-1.jpg"}
+    with pytest.raises(SettingsError, match="is not empty"):
+        export(lake, rows)
+    assert list_files(out) == {"SC-2/snap-1.jpg"}
 
 
 def test_copies_share_nothing_with_the_lake(tmp_path: Path) -> None:
-    """No picture is a link into the lake, whose edit would change the lake, and no intact copy is made again.
-
-    A picture that was changed in the folder is exported again.
-    """
-    lake, target = tmp_path / "lake", tmp_path / "out" / "SC-0" / "snap-1.jpg"
-    rows = [picture(lake, 0)]
-    export(lake, rows)
-    made = target.stat()
+    """No picture is a link into the lake, whose edit would change the lake; a link in the lake is not followed."""
+    lake = tmp_path / "lake"
+    rows = [picture(lake, number) for number in range(2)]
+    linked = lake / rows[1]["path"]
+    linked.rename(tmp_path / "elsewhere.jpg")
+    linked.symlink_to(tmp_path / "elsewhere.jpg")
+    assert export(lake, rows).missing == {"damaged": 1}
+    target = tmp_path / "out" / "SC-0" / "snap-1.jpg"
+    assert (target.is_symlink(), target.stat().st_nlink) == (False, 1)
     assert not target.samefile(lake / rows[0]["path"])
-    export(lake, rows)
-    assert (target.stat().st_ino, target.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
-    target.unlink()
-    target.hardlink_to(lake / rows[0]["path"])
-    export(lake, rows)
-    assert not target.samefile(lake / rows[0]["path"])
-    target.write_text("edited")
-    export(lake, rows)
-    assert target.read_bytes() == b"picture 0"
+    assert not (tmp_path / "out" / "SC-1").exists()
 
 
 def test_equal_and_empty_names_are_different_files(tmp_path: Path) -> None:
@@ -154,10 +104,10 @@ def test_equal_and_empty_names_are_different_files(tmp_path: Path) -> None:
     lake, out = tmp_path / "lake", tmp_path / "out"
     types = (None, "1.JPG", "1.jpg")
     rows = [picture(lake, number, reference="R", upload_type=kind) for number, kind in enumerate(types)]
-    for selected in (rows, rows[::-1]):
-        assert export(lake, selected).exported == len(list_files(out)) == 3
-        assert list_files(out) == list_sums(out)
+    assert export(lake, rows).exported == len(list_files(out)) == 3
+    assert list_files(out) == list_sums(out)
     for reference in ("manifest.csv", "SHA256SUMS", "sha256sums", "Manifest.CSV"):
+        shutil.rmtree(out)
         export(lake, [picture(lake, 0, reference=reference)])
         assert list_files(out) == list_sums(out) == {f"_{reference}/snap-1.jpg"}
 
@@ -191,10 +141,7 @@ def check_sums(folder: Path) -> None:
 
 
 def test_a_folder_has_every_selected_image_or_the_reason(pictured: PicturedLakes, tmp_path: Path) -> None:
-    """The checksums are right, the manifest names every image, and a later export replaces the folder.
-
-    A damaged image is named instead of exported.
-    """
+    """The checksums are right, and the manifest names every image; a damaged one is named instead of exported."""
     lake, folder = copy_lake(pictured.half, tmp_path / "lake"), tmp_path / "handed over"
     answer = called(lake, "images", "export", "--json", "--out", str(folder))
     assert answer.code == ExitCode.REJECTS
@@ -206,41 +153,33 @@ def test_a_folder_has_every_selected_image_or_the_reason(pictured: PicturedLakes
     assert answer.json["exported"] == len(list_files(folder))
     check_sums(folder)
     victim = min(rows_of(lake).values(), key=lambda row: row["file_id"])
-    where = ("--where", f"files.file_id = {victim['file_id']}")
+    where, folder = ("--where", f"files.file_id = {victim['file_id']}"), tmp_path / "smaller"
     smaller = called(lake, "images", "export", "--json", "--out", str(folder), *where)
     assert 0 < smaller.json["exported"] == len(list_files(folder)) < answer.json["exported"]
     check_sums(folder)
     (lake / victim["path"]).chmod(0o644)
     (lake / victim["path"]).write_bytes(b"x" * victim["bytes"])
     named = sum(row["path"] == victim["path"] for row in rows_of(lake).values() if row["file_id"] == victim["file_id"])
+    folder = tmp_path / "damaged"
     answer = called(lake, "images", "export", "--json", "--out", str(folder), *where)
     assert (answer.code, answer.json["missing"]) == (ExitCode.REJECTS, {"damaged": named})
     check_sums(folder)
 
 
 def test_a_folder_of_others_is_refused(pictured: PicturedLakes, lake: Path, tmp_path: Path) -> None:
-    """Other files stop the export, a lake is no target, and a lake without images has none to export.
-
-    Nor is a file a target, or an export beside a manifest that none has written.
-    """
+    """Other files stop the export, a lake or a file is no target, and a lake without images has none to export."""
     (tmp_path / "other").mkdir()
     mine = tmp_path / "other" / "mine.txt"
     mine.write_text("mine")
-    manifest = tmp_path / "early" / MANIFEST
     for of, folder, says in (
         (pictured.bare, tmp_path / "early", "no images"),
         (lake, mine.parent, "is not empty"),
-        (lake, mine, "is a file"),
+        (lake, mine, "exists"),
         (lake, lake / "out", "is in the lake"),
-        (lake, manifest.parent, "is not of an export"),
     ):
-        if says == "is not of an export":
-            called(lake, "images", "export", "--out", str(folder), "--where", "false")
-            manifest.unlink(missing_ok=True)
-            manifest.write_text("mine")
         answer = called(of, "images", "export", "--out", str(folder))
         assert (answer.code, says in answer.err) == (ExitCode.USAGE, True), answer.err
-    assert [path.read_text() for path in (mine, manifest)] == ["mine", "mine"]
+    assert mine.read_text() == "mine"
     assert list(mine.parent.iterdir()) == [mine]
 
 

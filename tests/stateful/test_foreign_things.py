@@ -54,7 +54,7 @@ _NAMES: Final = {
             tables/files/data/{_PART}-{_SHA256[:12]}.parquet documents/{_PART}-{_SHA256[:12]}.parquet""",
         "report": f""".scanlake-job manifest.json manifest.csv index.html SHA256SUMS SHA256SUMS.sig report-0001.pdf
             report-0001.pdf.damaged thesis.txt {_TEMPORARY}""",
-        "pictures": f".scanlake-images SHA256SUMS manifest.csv {_TEMPORARY} thesis.txt SC-1/snap-1.jpg",
+        "pictures": f"SHA256SUMS manifest.csv {_TEMPORARY} thesis.txt SC-1/snap-1.jpg",
         "tables": "files.parquet thesis.txt",
         "book.xlsx": "thesis.txt",
     }.items()
