@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from itertools import groupby
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.errors import SettingsError
@@ -16,41 +17,40 @@ from pipeline.reports.models import JobOptions
 from pipeline.reports.selection import Selection, read_ids
 from tests.rows import every
 
-NAMES = st.text(max_size=80) | st.sampled_from(["../../.ssh/x", "/etc/x", "C:\\x", "CON", "\0", "a\nb", ".", "\u202e"])
-
-
 LIMIT = JobOptions("", {}).max_batch_files
 """What the service allows; the tests of jobs have less."""
 
 
-def _selected(file_id: int, group: str | None = None, reason: str | None = None) -> ReportJobFile:
-    return ReportJobFile(0, file_id, None, group, None, reason)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans())), st.integers(1, 5))
+@example([("a", True)] * 201, LIMIT)
+@example([("a", True)] * 9_999, 1)
+@example([("a", True)] * 10_000, 1)
+def test_each_file_has_one_batch_of_its_group(files: list[tuple[str, bool]], max_files: int) -> None:
+    """Every file that can be ordered is in one batch of its group, in order; only a group's last batch has room.
 
-
-@given(st.lists(st.integers(0, 3)), st.integers(0, 5))
-def test_groups_stay_apart_and_each_file_has_one_batch(groups: list[int], unknown: int) -> None:
-    """Every file that can be ordered is in exactly one batch of its group; the others are in none."""
-    selected = [_selected(position, str(group)) for position, group in enumerate(sorted(groups))]
-    selected += [_selected(-number, reason="not in the lake") for number in range(1, unknown + 1)]
-    batches = make_batches(selected)
-    assert [file_id for batch in batches for file_id in batch.files] == list(range(len(groups)))
-    by_id = {file.file_id: file.group_name for file in selected}
-    assert all({by_id[file_id] for file_id in batch.files} == {batch.group_name} for batch in batches)
+    So are the files of a further order. The labels of all batches, also of 10,000, sort like their numbers.
+    """
+    selected = [
+        ReportJobFile(0, number, None, group, None, None if is_known else "not in the lake")
+        for number, (group, is_known) in enumerate(sorted(files))
+    ]
+    expected = []
+    for group, members in groupby((file for file in selected if not file.reason), lambda file: file.group_name):
+        ids = [file.file_id for file in members]
+        expected += [(group, tuple(ids[at : at + max_files])) for at in range(0, len(ids), max_files)]
+    batches = make_batches(selected, max_files)
+    further = make_batches(selected, max_files, batches)
+    for made in (batches, further):
+        assert [(batch.group_name, batch.files) for batch in made] == expected
+        assert len({len(batch.label) for batch in made}) <= 1
+    labels = [batch.label for batch in (*batches, *further)]
+    assert labels == sorted(set(labels))
+    assert [batch.batch for batch in (*batches, *further)] == list(range(1, 2 * len(expected) + 1))
+    assert LIMIT == 100
 
 
 def _name(group: str | None, number: int = 1, suffix: str = "") -> str:
     return name_pdf(ReportBatch(number, f"{number:04}{suffix}", group, split=False, files=(1,)))
-
-
-def test_labels_sort_in_the_order_of_the_batches() -> None:
-    """The labels of all batches, also of 10,000, have the same length and sort like their numbers."""
-    for count in (1, 9_999, 10_000):
-        batches = make_batches([_selected(number, str(number)) for number in range(count)])
-        labels = [batch.label for batch in batches]
-        assert (len(labels), sorted(labels)) == (count, labels)
-        further = make_batches([_selected(1, "x")], existing=batches)
-        assert further[0].label > labels[-1]
-        assert further[0].batch == count + 1
 
 
 @every(
@@ -79,47 +79,23 @@ ODD_GROUPS = [
     *(f"{name}{end}" for name in sorted(DEVICES) for end in ("", ".txt", ".", " ", "..x", ":", "-1")),
     *(f"{name.upper()}.{name}" for name in sorted(DEVICES)),
     *("a.", "a ", "a. .", " a", "a:b", "a<b>", 'a"b', "a|b", "a?b", "a*b", "a/b", "a\\b", "a\x7f", "a\x1f", "a\u0085b"),
+    *("../../.ssh/x", "/etc/x", "C:\\x", "\0", "a\nb", ".", "\u202e"),
 ]
 
 
-def is_legal_on_windows(name: str) -> bool:
-    """Return whether Windows, too, can create a file with this name."""
-    is_device = name.partition(".")[0].rstrip(" ").casefold() in DEVICES
-    return not (is_device or re.search(r"[<>:\"/\\|?*\x00-\x1f\x7f]", name) or name.endswith((".", " ")))
-
-
-def _check_name(name: str) -> None:
-    assert all(unicodedata.category(char)[0] in "LMN" or char in "._-" for char in name)
-    assert name[0] not in ".-"
-    assert len(name.encode()) < 210
-    assert ".." not in name
-    assert is_legal_on_windows(name)
-
-
-@given(NAMES | st.sampled_from(ODD_GROUPS), st.integers(1, 99999))
-def test_names_stay_in_the_folder(group: str, number: int) -> None:
-    """For every group a name is visible, of limited length, has no separator, and contains its batch."""
-    _check_name(_name(group, number, "ab"))
-    assert _name(group, number, "ab").endswith(f"-{number:04}ab.pdf")
-
-
-def test_names_are_legal_on_windows() -> None:
-    """No group gives a device's name, a reserved character, or a dot or blank at the end."""
-    for number, group in enumerate(ODD_GROUPS, 1):
-        _check_name(_name(group, number))
-
-
-@given(st.integers(1, 5) | st.just(LIMIT), st.integers(1, 12) | st.integers(99, 201))
-def test_no_batch_has_more_files_than_allowed(max_files: int, count: int) -> None:
-    """Files of one reference are in as many PDFs as the limit demands, in order, also when they are ordered again."""
-    files = [_selected(number, "R") for number in range(count)]
-    batches = make_batches(files, max_files)
-    further = make_batches(files, max_files, batches)
-    for group in (batches, further):
-        assert [file_id for batch in group for file_id in batch.files] == list(range(count))
-        *full, last = [len(batch.files) for batch in group]
-        assert (set(full) <= {max_files}, 0 < last <= max_files) == (True, True)
-    assert LIMIT == 100
+@given(st.lists(st.text(max_size=80)), st.integers(1, 99999))
+@example(ODD_GROUPS, 1)
+def test_names_stay_in_the_folder(groups: list[str], number: int) -> None:
+    """For every group a name is visible, of limited length, without separator, legal on Windows, and has its batch."""
+    for group in groups:
+        name = _name(group, number, "ab")
+        assert all(unicodedata.category(char)[0] in "LMN" or char in "._-" for char in name)
+        assert name[0] not in ".-"
+        assert len(name.encode()) < 210
+        assert ".." not in name
+        assert name.partition(".")[0].rstrip(" ").casefold() not in DEVICES
+        assert not re.search(r"[<>:\"/\\|?*\x00-\x1f\x7f]", name)
+        assert name.endswith(f"-{number:04}ab.pdf")
 
 
 def test_read_ids() -> None:
