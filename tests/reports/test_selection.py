@@ -2,96 +2,84 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import SettingsError
 from pipeline.lake.reader import open_catalog
-from pipeline.lake.request_log import ReportJobFile
 from pipeline.reports.selection import Selection, describe_unorderable, select_files, select_references
 from pipeline.settings import Settings
 from tests.reports.report_harness import FILES, SEED
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from pipeline.lake.request_log import ReportJobFile
 
 _CLOSED: Final = "SELECT file_id FROM copy WHERE closed"
+_SHUFFLED: Final = "SELECT file_id, scan_code FROM files ORDER BY hash(file_id) DESC"
 
 
-def select(lake_folder: Path, *selections: Selection) -> list[Sequence[ReportJobFile] | str]:
-    """Return the selected files, or the error message, for each selection."""
-    results: list[Sequence[ReportJobFile] | str] = []
-    for selection in selections:
-        with open_catalog(Settings(lake=lake_folder)) as lake:
-            try:
-                results.append(select_files(lake, selection)[0])
-            except SettingsError as error:
-                results.append(error.message)
-    return results
+def select(lake_folder: Path, kind: Any, **options: Any) -> Sequence[ReportJobFile]:
+    """Return the selected files."""
+    with open_catalog(Settings(lake=lake_folder)) as lake:
+        return select_files(lake, Selection(kind, **options))[0]
 
 
-def test_equal_selections(listed_lake: Path) -> None:
+@every(
+    "query",
+    [
+        "SELECT file_id FROM files WHERE closed;",
+        "FROM files SELECT closed, file_id AS id WHERE closed",
+        f"WITH copy AS (FROM files) {_CLOSED} UNION ALL {_CLOSED} ORDER BY random()",
+        'SELECT CAST(file_id AS VARCHAR) AS "any ""name" FROM files WHERE closed -- no more',
+    ],
+)
+def test_equal_selections(query: str, listed_lake: Path) -> None:
     """A condition and equal queries select the same files, each once; a condition selects them by id."""
-    plain, *others = select(
-        listed_lake,
-        Selection("where", sql="closed -- the closed ones"),
-        Selection("sql", sql="SELECT file_id FROM files WHERE closed;"),
-        Selection("sql", sql="FROM files SELECT closed, file_id AS id WHERE closed"),
-        Selection("sql", sql=f"WITH copy AS (FROM files) {_CLOSED} UNION ALL {_CLOSED} ORDER BY random()"),
-        Selection("sql", sql='SELECT CAST(file_id AS VARCHAR) AS "any ""name" FROM files WHERE closed -- no more'),
-    )
-    assert plain
-    ids = [file.file_id for file in plain if isinstance(file, ReportJobFile)]
-    assert ids == sorted(set(ids))  # type: ignore[type-var]
-    for other in others:
-        assert sorted(file.file_id for file in other if isinstance(file, ReportJobFile)) == ids  # type: ignore[type-var]
+    ids = [file.file_id or 0 for file in select(listed_lake, "where", sql="closed -- the closed ones")]
+    assert ids
+    assert ids == sorted(set(ids))
+    assert sorted(file.file_id or 0 for file in select(listed_lake, "sql", sql=query)) == ids
 
 
 def test_the_order_of_a_selection_is_kept(listed_lake: Path) -> None:
     """ORDER BY of a query, and the order of ids and references, are those of each group. NULL is a group."""
-    query = "SELECT file_id FROM files ORDER BY hash(file_id) DESC"
     with open_catalog(Settings(lake=listed_lake)) as lake:
-        expected = [row[0] for row in lake.execute(query).fetchall()]
-        references = {row[0]: row[1] for row in lake.execute("SELECT file_id, scan_code FROM files").fetchall()}
-    ordered = tuple(dict.fromkeys(references[file_id] for file_id in expected))
-    by_sql, by_id, by_reference, by_group = select(
-        listed_lake,
-        Selection("sql", sql=query),
-        Selection("ids", ids=(*expected, *expected[:5])),
-        Selection("reference", references=ordered),
-        Selection("ids", ids=tuple(expected), group_by="CASE WHEN closed THEN 'x' END"),
-    )
-    assert [file.file_id for file in by_sql if isinstance(file, ReportJobFile)] == expected
-    assert [file.file_id for file in by_id if isinstance(file, ReportJobFile)] == expected
-    found = [file.reference for file in by_reference if isinstance(file, ReportJobFile)]
-    assert list(dict.fromkeys(found)) == list(ordered)
-    grouped = [file for file in by_group if isinstance(file, ReportJobFile)]
-    assert [file.group_name for file in grouped] == sorted(str(file.group_name) for file in grouped)
+        found = dict(lake.execute(_SHUFFLED).fetchall())
+    expected, references = list(found), list(dict.fromkeys(found.values()))
+    by_sql = select(listed_lake, "sql", sql=_SHUFFLED)
+    by_id = select(listed_lake, "ids", ids=(*expected, *expected[:5]))
+    assert [file.file_id for file in by_sql] == [file.file_id for file in by_id] == expected
+    by_reference = select(listed_lake, "reference", references=tuple(references))
+    assert list(dict.fromkeys(file.reference for file in by_reference)) == references
+    grouped = select(listed_lake, "ids", ids=tuple(expected), group_by="CASE WHEN closed THEN 'x' END")
     assert {file.group_name for file in grouped} == {"NULL", "x"}
-    for group in {file.group_name for file in grouped}:
-        ids = [file.file_id for file in grouped if file.group_name == group]
-        assert ids == [file_id for file_id in expected if file_id in ids]
+    places = [(str(file.group_name), expected.index(file.file_id or 0)) for file in grouped]
+    assert places == sorted(places)
 
 
-def test_invalid_selections(listed_lake: Path) -> None:
+@every(
+    ("kind", "options", "says"),
+    [
+        ("where", {"sql": "colour = 'red'"}, "colour"),
+        ("where", {"sql": "closed) UNION SELECT (1"}, "Set operations"),
+        ("sql", {"sql": "SELECT scan_code, closed FROM files"}, "file_id or id"),
+        ("sql", {"sql": "SELECT scan_code AS file_id FROM files"}, "Could not convert"),
+        ("sql", {"sql": "SELECT file_id FROM read_csv('/etc/passwd')"}, "reads tables only"),
+        ("where", {"sql": "FALSE"}, "empty"),
+        ("where", {"sql": "TRUE", "group_by": "nothing"}, "column .nothing. not found"),
+        ("ids", {}, "empty"),
+    ],
+)
+def test_invalid_selections(kind: str, options: dict[str, str], says: str, listed_lake: Path) -> None:
     """Wrong SQL, no column of ids, values that are not ids and an empty selection are errors."""
-    messages = select(
-        listed_lake,
-        Selection("where", sql="colour = 'red'"),
-        Selection("where", sql="closed) UNION SELECT (1"),
-        Selection("sql", sql="SELECT scan_code, closed FROM files"),
-        Selection("sql", sql="SELECT scan_code AS file_id FROM files"),
-        Selection("sql", sql="SELECT file_id FROM read_csv('/etc/passwd')"),
-        Selection("where", sql="FALSE"),
-        Selection("where", sql="TRUE", group_by="nothing"),
-        Selection("ids", ids=()),
-    )
-    assert all(isinstance(message, str) for message in messages)
-    assert "colour" in messages[0]
-    assert "file_id or id" in messages[2]
-    assert "empty" in messages[5]
+    with pytest.raises(SettingsError, match=says):
+        select(listed_lake, kind, **options)
 
 
 def test_unknown_files_come_last_with_a_reason(listed_lake: Path) -> None:
@@ -99,10 +87,9 @@ def test_unknown_files_come_last_with_a_reason(listed_lake: Path) -> None:
     references = Emulator(FILES, seed=SEED).world.by_reference
     reference, keys = next((reference, keys) for reference, keys in references.items() if len(keys) > 1)
     with open_catalog(Settings(lake=listed_lake)) as lake:
-        by_id, _ = select_files(lake, Selection("ids", ids=(5, keys[0], 5)))
-    with open_catalog(Settings(lake=listed_lake)) as lake:
-        by_reference, _ = select_files(lake, Selection("reference", references=(reference, "NOPE", reference)))
         assert set(select_references(lake, "TRUE")) == set(references)
+    by_id = select(listed_lake, "ids", ids=(5, keys[0], 5))
+    by_reference = select(listed_lake, "reference", references=(reference, "NOPE", reference))
     assert [(file.file_id, file.reason) for file in by_id] == [(keys[0], None), (5, "not in the lake")]
     assert [file.file_id for file in by_reference] == [*sorted(keys), None]
     assert describe_unorderable(by_reference) == ["reference NOPE: no file with this reference in the lake"]
