@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 from collections import Counter
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from pipeline.emulator import Emulator, make_quirks
-from schemas.timestamps import format_instant, parse_instant, to_datetime
+from schemas.timestamps import format_instant, parse_instant
 from tests.commands.cli_process import called, variables
 
 if TYPE_CHECKING:
@@ -18,60 +18,45 @@ if TYPE_CHECKING:
 
 
 SEED = 23
-REACHABLE = {"SCANLAKE_BASE_URL": "http://127.0.0.1:9", "SCANLAKE_TOKEN": "a-token"}
-
-
-async def find_ids(emulator: Emulator, folder: Path, *arguments: str) -> set[int]:
-    """Run a search and return the ids of its files."""
-    answer = await called(folder, "files", *arguments, "--limit", "1000", "--json", **variables(emulator))
-    assert answer.code == 0, answer.err
-    return {file["id"] for file in answer.json["files"]}
 
 
 async def test_each_condition_finds_what_the_service_finds(tmp_path: Path) -> None:
-    """Part of a reference, closed, open and custom fields select exactly the matching files."""
-    async with Emulator(150, seed=SEED) as emulator:
+    """Part of a reference, closed, open, custom fields and times select exactly the matching files.
+
+    `--since D --until D` and `--start-date D --end-date D` are one day, from its first second to its last.
+    """
+    async with Emulator(400, seed=SEED) as emulator:
         truth = list(emulator.truth())
         part = truth[3]["scan_code"][2:6].lower()
         field = next(field for file in truth for field in file["detail"]["fields"] if field["value"])
         pair = (field["field_id"], field["value"])
+        [(day, _)] = Counter(format_instant(file["updated"])[:10] for file in truth).most_common(1)
+        first = parse_instant(day) or 0
+        following = first + 86_400_000_000
 
-        def has_pair(file: dict[str, Any]) -> bool:
-            return pair in {(each["field_id"], each["value"]) for each in file["detail"]["fields"]}
+        def is_updated_that_day(file: dict[str, Any]) -> bool:
+            return bool(first <= file["updated"] < following)
 
-        conditions: list[tuple[tuple[str, ...], Callable[[dict[str, Any]], bool]]] = [
-            (("--find", part), lambda file: part in file["scan_code"].lower()),
-            (("--closed",), lambda file: file["item"]["closed"] == 1),
-            (("--open",), lambda file: file["item"]["closed"] == 0),
-            (("--field", f"{pair[0]}={pair[1]}"), has_pair),
-        ]
-        for arguments, is_match in conditions:
-            expected = {file["id"] for file in truth if is_match(file)}
-            assert await find_ids(emulator, tmp_path, *arguments) == expected, arguments
-        assert not (tmp_path / "lake").exists()  # no lake and no file beside it
-
-
-async def test_one_and_the_same_date_is_the_whole_day(tmp_path: Path) -> None:
-    """`--since D --until D` and `--start-date D --end-date D` are one day, from its first second to its last."""
-    async with Emulator(400, seed=SEED) as emulator:
-        truth = list(emulator.truth())
-        days = Counter(format_instant(file["updated"])[:10] for file in truth)
-        day = days.most_common(1)[0][0]
-        first = parse_instant(day)
-        assert first is not None
-        last = to_datetime(first) + timedelta(days=1)
-        updated = {file["id"] for file in truth if format_instant(file["updated"])[:10] == day}
-        assert updated
-        assert await find_ids(emulator, tmp_path, "--since", day, "--until", day) == updated
-        exact = ("--since", f"{day}T00:00:00Z", "--until", f"{last - timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ}")
-        assert await find_ids(emulator, tmp_path, *exact) == updated
-        active = {
-            file["id"]
-            for file in truth
-            if file["updated"] >= first and (parse_instant(file["item"]["created_at"]) or 0) < first + 86_400_000_000
+        conditions: dict[str, Callable[[dict[str, Any]], bool]] = {
+            f"--find {part}": lambda file: part in file["scan_code"].lower(),
+            "--closed": lambda file: file["item"]["closed"] == 1,
+            "--open": lambda file: file["item"]["closed"] == 0,
+            f"--field {pair[0]}={shlex.quote(pair[1])}": lambda file: (
+                pair in {(each["field_id"], each["value"]) for each in file["detail"]["fields"]}
+            ),
+            f"--since {day} --until {day}": is_updated_that_day,
+            f"--since {day}T00:00:00Z --until {day}T23:59:59Z": is_updated_that_day,
+            f"--start-date {day} --end-date {day}": lambda file: (
+                file["updated"] >= first and (parse_instant(file["item"]["created_at"]) or 0) < following
+            ),
         }
-        assert updated <= active
-        assert await find_ids(emulator, tmp_path, "--start-date", day, "--end-date", day) == active
+        for arguments, is_match in conditions.items():
+            expected = {file["id"] for file in truth if is_match(file)}
+            command = ("files", *shlex.split(arguments), "--limit", "1000", "--json")
+            answer = await called(tmp_path, *command, **variables(emulator))
+            assert answer.code == 0, answer.err
+            assert {file["id"] for file in answer.json["files"]} == expected != set(), arguments
+        assert not (tmp_path / "lake").exists()  # no lake and no file beside it
 
 
 async def test_limit_bounds_what_is_shown_and_says_that_there_is_more(tmp_path: Path) -> None:
