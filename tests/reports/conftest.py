@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     from tests.processes import Answer
 
 __all__ = ["main"]
-
-
-class FinishedFolder(NamedTuple):
-    """The folder of a finished job, and the secrets in the URLs of its reports."""
-
-    path: Path
-    secrets: list[str]
 
 
 @pytest.fixture(autouse=True)
@@ -59,26 +52,25 @@ async def scene(tmp_path: Path, listed_lake: Path, main: Callable[..., Answer]) 
 
 
 @pytest.fixture(scope="session")
-def finished_folder(tmp_path_factory: pytest.TempPathFactory, listed_lake: Path) -> FinishedFolder:
+def finished_folder(tmp_path_factory: pytest.TempPathFactory, listed_lake: Path) -> Path:
     """The folder of a finished job of three PDFs without its lake; tests must not change it."""
 
-    async def fill(folder: Path) -> FinishedFolder:
+    async def fill(folder: Path) -> None:
         async with make_service() as emulator:
             lake = copy_lake(listed_lake, folder / "lake", emulator.base_url)
             await run_report(emulator, lake, folder / "out", template=7, timezone="Europe/Berlin")
-            return FinishedFolder(folder / "out", list(emulator.reports.by_secret))
 
-    def make(folder: Path) -> FinishedFolder:
+    def make(folder: Path) -> Path:
         with pytest.MonkeyPatch.context() as patch:
             set_batch_size(patch, 10)
-            finished = asyncio.run(fill(folder))
+            asyncio.run(fill(folder))
         shutil.rmtree(folder / "lake")
-        return finished
+        return folder / "out"
 
     return make_once(tmp_path_factory, "finished_folder", make)
 
 
 @pytest.fixture
-def copied_folder(tmp_path: Path, finished_folder: FinishedFolder) -> Path:
+def copied_folder(tmp_path: Path, finished_folder: Path) -> Path:
     """A copy of the finished job's folder."""
-    return shutil.copytree(finished_folder.path, tmp_path / "out")
+    return shutil.copytree(finished_folder, tmp_path / "out")

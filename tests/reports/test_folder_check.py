@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from pipeline.reports.models import Manifest
     from tests.processes import Answer
-    from tests.reports.conftest import FinishedFolder
     from tests.reports.report_harness import Scene
 
 
@@ -81,11 +80,9 @@ def _add_empty_line(out: Path) -> None:
         (_tell_otherwise("json csv html", changed_since_selection=True), "its counts are not those of its entries"),
     ],
 )
-def test_a_change_is_found(
-    finished_folder: FinishedFolder, tmp_path: Path, damage: Callable[[Path], None], problem: str
-) -> None:
+def test_a_change_is_found(finished_folder: Path, tmp_path: Path, damage: Callable[[Path], None], problem: str) -> None:
     """Every change is named, and so is what contradicts itself although its sums were made again."""
-    out = shutil.copytree(finished_folder.path, tmp_path / str(len(list(tmp_path.iterdir()))))
+    out = shutil.copytree(finished_folder, tmp_path / str(len(list(tmp_path.iterdir()))))
     (out / "notes.txt").write_text("mine")
     damage(out)
     check = check_report_folder(out)
