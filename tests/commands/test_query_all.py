@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tests.processes import Scanlake
 
-MEMORY = 1 << 30
-
 
 def rows(db: duckdb.DuckDBPyConnection, sql: str) -> list[tuple[Any, ...]]:
     """Return the rows of a query."""
@@ -36,7 +34,7 @@ async def test_every_table_has_the_rows_of_all_sources(tmp_path: Path) -> None:
         first.world.update(first.world.pick_random(10))
         await synced(first, lakes["north"])  # now with superseded versions
     (tmp_path / "secret").write_text("x")
-    with open_all_catalogs(lakes, memory=MEMORY) as db:
+    with open_all_catalogs(lakes, memory=1 << 30) as db:
         counted = "SELECT source, count(*), count(DISTINCT file_id) FROM files GROUP BY ALL ORDER BY ALL"
         assert rows(db, counted) == [("north", 30, 30), ("south", 20, 20)]
         for view in ("fields_wide", "workflow_progress", "damage_by_month", "workflow_steps"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 import sqlite3
@@ -30,7 +31,7 @@ from pipeline.reports.selection import Selection, select_files
 from pipeline.settings import Settings
 from tests.constants import set_constants
 from tests.lake_copies import copy_lake
-from tests.processes import Answer, ended, started
+from tests.processes import Answer, started
 from tests.sync.sync_harness import SEED, synced
 
 if TYPE_CHECKING:
@@ -73,6 +74,13 @@ class Scene:
         """Run a job as `run_report` does."""
         return await run_report(self.emulator, self.lake, out or self.out, selection, **options)
 
+    async def deliver(self, selection: Selection = EVERY_FILE, **options: Any) -> JobResult:
+        """Run a job that delivers every selected file."""
+        result = await self.run(selection, **options)
+        assert not result.manifest.failed
+        assert len(check_folder(self.out)) == len(result.manifest.files)
+        return result
+
     async def report(self, *options: str) -> Answer:
         """Run the command for every file, in this process."""
         return await self.command("report", "--where", "TRUE", "--out", str(self.out), *options)
@@ -80,20 +88,12 @@ class Scene:
     async def command(self, *arguments: str) -> Answer:
         """Run a command in a thread of this process, which gets no signals there."""
         with patch("pipeline.process.STOP_SIGNALS", ()):
-            return await asyncio.to_thread(self.main, *arguments, **self._environment)
+            service = {"SCANLAKE_BASE_URL": self.emulator.base_url, "SCANLAKE_TOKEN": self.emulator.token}
+            return await asyncio.to_thread(self.main, *arguments, **service, SCANLAKE_LAKE=str(self.lake))
 
     async def start(self, *arguments: str, batch_size: int = 10) -> Process:
         """Start a command as a process."""
         return await started(self.emulator, self.lake, *arguments, **set_constants({_BATCH_SIZE: batch_size}))
-
-    async def finish(self, *arguments: str) -> Answer:
-        """Run a command as a process to its end."""
-        return Answer(*await ended(await self.start(*arguments)))
-
-    @property
-    def _environment(self) -> dict[str, str]:
-        service = {"SCANLAKE_BASE_URL": self.emulator.base_url, "SCANLAKE_TOKEN": self.emulator.token}
-        return service | {"SCANLAKE_LAKE": str(self.lake)}
 
 
 class Script:
@@ -178,9 +178,7 @@ async def run_report(
         )
 
 
-def age_orders_by_an_hour(lake: Path) -> None:
-    """Make the orders in the ledger an hour older."""
-    change_orders(lake, "ordered_at = ordered_at - 3600000000")
+ONE_HOUR_AGO: Final = "ordered_at = ordered_at - 3600000000"
 
 
 def change_orders(lake: Path, assignments: str) -> None:
@@ -226,31 +224,28 @@ def check_orders(emulator: Emulator, out: Path) -> int:
     return sum(states[name] == "unknown" for name in names)
 
 
+def edit_file(path: Path, edit: Callable[[bytes], bytes]) -> None:
+    """Change the content of a file of a folder."""
+    path.chmod(0o644)
+    path.write_bytes(edit(path.read_bytes()))
+
+
 def truncate(path: Path) -> None:
     """Cut the last bytes of a file of a folder."""
-    content = path.read_bytes()
-    path.chmod(0o644)
-    path.write_bytes(content[:-9])
+    edit_file(path, lambda content: content[:-9])
 
 
 def replace_file(out: Path, name: str, content: bytes) -> None:
     """Change a file and its checksum."""
-    for path in (out / name, out / "SHA256SUMS"):
-        path.chmod(0o644)
-    (out / name).write_bytes(content)
-    sums = subprocess.run(["sha256sum", name], cwd=out, capture_output=True, check=True, text=True).stdout
+    edit_file(out / name, lambda _: content)
     drop_line(out, name)
-    with (out / "SHA256SUMS").open("a") as file:
-        file.write(sums)
+    line = f"{hashlib.sha256(content).hexdigest()}  {name}\n"
+    edit_file(out / "SHA256SUMS", lambda sums: sums + line.encode())
 
 
 def drop_line(out: Path, name: str) -> None:
     """Remove the checksum of a file."""
-    sums = out / "SHA256SUMS"
-    sums.chmod(0o644)
-    sums.write_text(
-        "".join(line for line in sums.read_text().splitlines(keepends=True) if not line.endswith(f" {name}\n"))
-    )
+    edit_file(out / "SHA256SUMS", lambda sums: re.sub(rf"(?m)^\w+  {re.escape(name)}\n".encode(), b"", sums))
 
 
 def make_key(path: Path) -> None:

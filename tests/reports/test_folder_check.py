@@ -18,7 +18,7 @@ from pipeline.reports.manifest import format_csv
 from pipeline.reports.page_text import PageFindings, read_pages
 from pipeline.reports.signing import sign
 from tests.findings import folder_problems, lines_of
-from tests.reports.report_harness import drop_line, make_key, replace_file, truncate
+from tests.reports.report_harness import drop_line, edit_file, make_key, replace_file, truncate
 from tests.rows import every
 
 if TYPE_CHECKING:
@@ -48,12 +48,6 @@ def _tell_otherwise(names: str, **change: Any) -> Callable[[Path], None]:
     return change_first_file
 
 
-def _add_empty_line(out: Path) -> None:
-    (out / "SHA256SUMS").chmod(0o644)
-    with (out / "SHA256SUMS").open("a") as file:
-        file.write("\n")
-
-
 @every(
     ("damage", "problem"),
     [
@@ -65,7 +59,10 @@ def _add_empty_line(out: Path) -> None:
         (lambda out: replace_file(out, "manifest.csv", b"file_id,pdf\n"), "manifest.csv: does not match"),
         (lambda out: drop_line(out, "report-0002.pdf"), "SHA256SUMS and manifest.json disagree"),
         (lambda out: replace_file(out, "manifest.json", b"{"), "manifest.json: cannot be read"),
-        (_add_empty_line, "SHA256SUMS, line 8: not a checksum of a file of this folder"),
+        (
+            lambda out: edit_file(out / "SHA256SUMS", lambda sums: sums + b"\n"),
+            "SHA256SUMS, line 8: not a checksum of a file of this folder",
+        ),
         (_tell_otherwise("csv", reference="X-4711"), "manifest.csv: does not match manifest.json"),
         (_tell_otherwise("csv", state="failed"), "manifest.csv: does not match manifest.json"),
         (_tell_otherwise("html", reference="X-4711"), "index.html: does not match manifest.json"),

@@ -46,8 +46,7 @@ async def test_a_pause_of_years_ends_the_run(scene: Scene, kind: str, accepted: 
     assert asyncio.get_running_loop().time() <= 2
     assert (emulator.counts["report"], emulator.injected_faults[kind]) == (accepted + 1, 1)
     assert len(list(scene.out.glob("*.pdf"))) == accepted
-    assert not (await scene.run()).manifest.failed
-    assert len(check_folder(scene.out)) == FILES
+    await scene.deliver()
 
 
 @pytest.mark.parametrize("batches", [1, 5])
@@ -141,8 +140,7 @@ async def test_reports_that_always_lack_a_file_are_bounded(scene: Scene, monkeyp
     reasons = {file["reason"] for file in read_manifest(scene.out)["files"]}
     assert any("after 5 orders" in reason for reason in reasons), reasons
     assert list(scene.out.glob("*.pdf")) == []
-    assert not (await scene.run()).manifest.failed
-    assert len(check_folder(scene.out)) == FILES
+    await scene.deliver()
 
 
 @pytest.mark.virtual_time
@@ -169,8 +167,7 @@ async def test_an_order_is_not_repeated_before_its_retry_after(scene: Scene, kin
     emulator.set_faults(retry_after=form, retry_after_seconds=30)
     emulator.script(kind, path="/api/v2/reports")
     emulator.on_request = lambda endpoint: ordered_at.append(loop.time()) if endpoint == "report" else None
-    result = await scene.run(Selection("ids", ids=tuple(scene.keys[:10])))
-    assert not result.manifest.failed
+    result = await scene.deliver(Selection("ids", ids=tuple(scene.keys[:10])))
     assert len(emulator.reports.by_secret) == 1
     unknown = int(kind == "503")  # a 429 means that nothing was ordered
     assert len(result.manifest.unknown_orders) == read_manifest(scene.out)["counts"]["unknown_orders"] == unknown
@@ -186,11 +183,10 @@ async def test_a_service_that_answers_late_gets_one_order_at_a_time(scene: Scene
     emulator.set_quirks(report_async="ignored", report_seconds=1_700.0)
     counts: list[int] = []
     emulator.on_request = lambda endpoint: counts.append(emulator.in_flight) if endpoint == "report" else None
-    result = await scene.run()
+    result = await scene.deliver()
     assert max(counts) == 1
     assert emulator.counts["report"] == len(result.manifest.orders) == 3
     assert 3 * 1_700 <= asyncio.get_running_loop().time() < 3 * 1_700 + 1
-    assert len(check_folder(scene.out)) == FILES
     assert check_orders(emulator, scene.out) == 0
 
 
@@ -200,10 +196,9 @@ async def test_a_report_that_cannot_be_fetched_yet_is_polled_on(scene: Scene) ->
     scene.emulator.set_quirks(report_not_ready="403", report_ready_polls=2)
     scene.emulator.script("500", path="/reports/")
     with capture_logs() as logged:
-        await scene.run(client=quick_client(scene.emulator, max_attempts=1))
+        await scene.deliver(client=quick_client(scene.emulator, max_attempts=1))
     assert [line["event"] for line in logged if line["log_level"] == "warning"] == ["report.forbidden"]
     assert (scene.emulator.counts["report"], scene.emulator.injected_faults["500"]) == (3, 1)
-    assert len(check_folder(scene.out)) == FILES
 
 
 @pytest.mark.virtual_time
@@ -220,7 +215,7 @@ async def test_a_file_that_cannot_be_confirmed_is_not_called_absent(
     assert str(result.manifest.failed[0].reason).startswith("not confirmed in the service before its order: ")
     assert sorted(check_folder(scene.out)) == others
     scene.emulator.faults.clear()
-    assert not (await scene.run(selection)).manifest.failed
+    await scene.deliver(selection)
 
 
 @pytest.mark.virtual_time
@@ -243,12 +238,11 @@ async def test_a_report_url_that_wants_the_token_gets_it(scene: Scene, token_loc
     orders = emulator.counts["report"]
     assert asyncio.get_running_loop().time() <= 2
     emulator.set_quirks(report_download_token="required")
-    await scene.run(client=quick_client(emulator, token_location=token_location))
+    await scene.deliver(client=quick_client(emulator, token_location=token_location))
     # An order whose response the stopped run did not wait for is sent again.
     with closing(sqlite3.connect(scene.lake / "ledger.sqlite")) as ledger:
         ((unknown,),) = ledger.execute("SELECT count(*) FROM report_order WHERE state = 'unknown'").fetchall()
     assert max(orders, 3) <= emulator.counts["report"] <= 3 + unknown
-    assert len(check_folder(scene.out)) == FILES
 
 
 @pytest.mark.virtual_time

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,23 +11,21 @@ from pipeline.errors import ScanlakeError
 from tests.reports.report_harness import (
     FILES,
     NO_WAITING,
+    ONE_HOUR_AGO,
     SEED,
     RunOptions,
     Scene,
     Selection,
-    age_orders_by_an_hour,
     change_orders,
     check_folder,
     check_orders,
+    edit_file,
     quick_client,
     set_batch_size,
     sync_lists,
 )
 from tests.soaking import sample
 from tests.sync.sync_harness import opened
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CHOSEN = 22
 SAMPLE = f"SELECT file_id FROM files ORDER BY hash(file_id) LIMIT {CHOSEN}"
@@ -122,7 +119,8 @@ async def test_what_is_on_disk_is_not_ordered_again(scene: Scene) -> None:
     await scene.run()
     whole = damaged.read_bytes()
     for number in (1, 2):
-        _damage(damaged, whole + b"x" * number)
+        damaged.chmod(0o644)
+        damaged.write_bytes(whole + b"x" * number)
         (scene.out / "report-0002.pdf").unlink()
         emulator.reset()
         result = await scene.run()
@@ -141,20 +139,14 @@ async def test_what_is_on_disk_is_not_ordered_again(scene: Scene) -> None:
     assert emulator.counts["list"], "a PDF that may not be certified was not confirmed"
     assert [order.state for order in result.manifest.orders] == ["delivered"] * 3
 
-    _damage(damaged, b"x")
+    edit_file(damaged, lambda _: b"x")
     emulator.reports.by_secret.clear()  # the service has deleted the reports
-    age_orders_by_an_hour(scene.lake)
+    change_orders(scene.lake, ONE_HOUR_AGO)
     result = await scene.run(run_options=NO_WAITING)
     assert len(result.manifest.failed) == 10
     assert damaged.read_bytes() == b"x"
-    await scene.run()
-    assert len(check_folder(scene.out)) == FILES
+    await scene.deliver()
     assert (scene.out / "report-0001.pdf.damaged-3").read_bytes() == b"x"
-
-
-def _damage(pdf: Path, content: bytes) -> None:
-    pdf.chmod(0o644)
-    pdf.write_bytes(content)
 
 
 @pytest.mark.virtual_time
@@ -200,10 +192,7 @@ async def test_a_refused_token_or_an_outage_ends_the_run(scene: Scene) -> None:
     counts = scene.emulator.counts
     assert (counts["list"], counts["detail"], counts["report"]) == (2, 2, 0), "an outage is one call, not one a file"
     scene.emulator.set_faults(outage=False)
-    result = await scene.run()
-    assert not result.manifest.failed
-    assert not result.manifest.unknown_orders
-    assert len(check_folder(scene.out)) == FILES
+    assert not (await scene.deliver()).manifest.unknown_orders
 
 
 @pytest.mark.virtual_time
