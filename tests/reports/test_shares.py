@@ -235,6 +235,7 @@ async def test_everything_that_was_sent_is_recorded(scene: Scene) -> None:
         sent = db.execute(f"SELECT {columns} FROM meta.shares WHERE email IS NOT NULL").fetchall()
     assert sent == [(reference, "a@x.example", "team-7", "de", "de", "Europe/Berlin", "audit")]
     table = (await scene.command(*command)).out
+    assert all(text in table for text in (reference, "a@x.example", "team-7", "reused", share["share_url"]))
     assert table.splitlines()[-1] == "1 reused; no e-mail was sent: that needs --send-email"
     assert "e-mail" not in (await scene.command("share", reference)).out
 
