@@ -212,6 +212,23 @@ async def test_a_template_without_references(scene: Scene, tmp_path: Path, monke
     assert (pdf["pages"], pdf["references_found"]) == ("not read", None)
 
 
+@pytest.mark.virtual_time
+async def test_a_pdf_without_references_is_no_proof_beside_one_with_them(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A PDF that was certified without references is ordered again when a later one shows them: the template does."""
+    monkeypatch.setattr("pipeline.reports.certification._EVERY_SECONDS", 0.0)
+    emulator = scene.emulator
+    emulator.set_quirks(report_shows="nothing")
+    ready_later = partial(emulator.set_quirks, report_shows="id-and-reference", report_ready_seconds=100.0)
+    Script(emulator, report_2=ready_later)
+    await scene.run(Selection("ids", ids=tuple(scene.keys[:20])))
+    states = sorted((order["name"][:11], order["state"]) for order in read_manifest(scene.out)["orders"])
+    again = [("report-0001", "delivered"), ("report-0001", "superseded")]
+    assert states == [*again, ("report-0002", "delivered")]
+    check_certified(scene.out, 20)
+
+
 @pytest.mark.parametrize(("moment", "unknown"), [("report_3", 1), ("list_2", 0)])
 async def test_a_run_killed_before_an_answer(scene: Scene, moment: str, unknown: int) -> None:
     """After SIGKILL no file is certified. An order in flight is named by the next run and ordered again, nothing else.
