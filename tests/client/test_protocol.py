@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from email.utils import formatdate
-from typing import Any
+from itertools import product
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,6 @@ from pipeline.client.errors import AttemptError, RequestRejectedError, Throttled
 from pipeline.client.protocol import (
     Detail,
     ListItem,
-    NotFound,
     Response,
     parse_detail,
     parse_list,
@@ -28,8 +28,10 @@ from pipeline.errors import AuthenticationError, ProtocolError
 from schemas.timestamps import SECOND
 from tests.rows import every
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 MICROS = 1_704_067_200_000_000
-TEXTS = {"Unauthenticated.": AuthenticationError, "Too Many Attempts.": ThrottledError, "Server Error": AttemptError}
 NOTHING: tuple[Any, ...] = (None, [], {})
 
 
@@ -37,6 +39,11 @@ def reply(body: object = b"", status: int = 200, **headers: str) -> Response:
     """Return a response; a body that is not bytes is encoded as JSON."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     return Response(status, {name.replace("_", "-"): value for name, value in headers.items()}, raw)
+
+
+def replies(*bodies: object) -> list[Response]:
+    """Return a response for each body."""
+    return [reply(body) for body in bodies]
 
 
 def test_items_keep_their_exact_bytes() -> None:
@@ -101,106 +108,83 @@ def test_one_odd_document_does_not_cost_its_page(odd: bytes) -> None:
     assert found == Detail(1, None, MICROS, odd)
 
 
+READERS: Final[dict[str, Callable[[Response], object]]] = {
+    "list": parse_list,
+    "detail": lambda answer: parse_detail(answer, 5),
+    "share": parse_share,
+    "order": parse_report_order,
+}
+_LOST: Final = {"response": "error", "status": "NO FILE FOUND"}
+
+
 @every(
-    ("body", "kind"),
+    ("calls", "outcome", "answers"),
     [
-        (b"<!doctype html><p>maintenance", "html"),
-        *(
-            (body, "json")
-            for body in (b"", b'{"data":[{"id":1},{"id":', b'{"data":[{"id":1}]', b'{"data":[{"id":1}]}x')
+        # The statuses mean the same everywhere.
+        ("list detail share", "AuthenticationError", [reply(status=401), reply(status=403)]),
+        ("list detail share", "status-429 7.0", [reply(status=429, Retry_After="7")]),
+        ("list detail share", "ProtocolError", [reply(status=302)]),
+        ("list detail share", "status-502", [reply(status=502)]),
+        # A page, truncated JSON or JSON without `data` is never an empty list; a text of success is no error.
+        ("list", "html", [reply(b"<!doctype html><p>maintenance")]),
+        ("list", "json", replies(b"", b'{"data":[{"id":1},{"id":', b'{"data":[{"id":1}]', b'{"data":[{"id":1}]}x')),
+        ("list", "json", [reply(b'{"data":[{"id":1%b]}' % rest) for rest in (b'} {"id":2}', b',"x":NaN,"y":[1}}')]),
+        ("list", "json", [reply(b'{"data":[{"id":1,"x":NaN]}')]),
+        ("list", "shape of protocol", replies({"data": None}, {"data": {}}, {"data": "none"}, {}, [], None)),
+        ("list", "error-body", [reply({"response": "error", "status": "SOMETHING", "data": []})]),
+        ("list", "error-body", [reply({"status": "error", "reason": "broken", "code": 300, "data": []})]),
+        ("list", "error-body", [reply({"message": "Server Error"})]),
+        ("list", "ListPage", [reply({"data": [], "status": "success", "code": 200, "errors": [], "message": "ok"})]),
+        # Every form of "not found".
+        ("detail", "NotFound", [*(reply(b"", status) for status in (404, 410, 204)), reply(b"<html>", 404)]),
+        ("detail", "NotFound", replies(b"", b" \r\n", b"null", b"[]", b"{}", b" [ ] ", b' { "data" :\n[ ]\t} ')),
+        ("detail", "NotFound", replies(*({"data": data} for data in NOTHING))),
+        ("detail", "NotFound", [reply({"data": None, "status": "error", "reason": "NO FILE FOUND"})]),
+        ("detail", "NotFound", [reply({"status": "error", "reason": "no such file", "code": 300})]),
+        ("detail", "NotFound", replies(_LOST, _LOST | {"id": None}, {"message": "No query results"}, {"code": 300})),
+        # An error text about the token, a limit or a temporary error is not "not found".
+        ("detail", "AuthenticationError", replies({"message": "Unauthenticated."}, {"code": 401, "reason": "x"})),
+        ("detail", "AuthenticationError", [reply({"code": " 403", "reason": "x"})]),
+        ("detail", "AuthenticationError", [reply({"status": "error", "reason": "Unauthorized"})]),
+        ("detail", "status-429 None", [reply({"message": "Too Many Attempts."})]),
+        ("detail", "error-body", replies({"message": "Server Error"}, {"code": 500, "reason": "x"})),
+        ("detail", "error-body", [reply({"data": None, "message": "Service temporarily unavailable"})]),
+        # Another file, or none, is an error. A 4xx fails this file without a retry, and does not stop the run.
+        ("detail", "html", [reply(b"<html>")]),
+        ("detail", "json", replies(b'{"id":5,"scan_code":"x', b'{"id":5')),
+        ("detail", "shape of protocol", replies({"scan_code": "x", "uploads": []}, {"id": "x"}, [{"id": 5}] * 2, b"5")),
+        ("detail", "other-file of protocol", replies({"id": 6}, {"data": {"id": 6}})),
+        ("detail", "status-422 at once", [reply(status=422)]),
+        # A share returns its link, an order its URL; a rejection has the reason.
+        (
+            "share",
+            "https://s/1",
+            [reply({"response": "success", "status": "SHARE CREATED", "share_url": "https://s/1"})],
         ),
-        *((b'{"data":[{"id":1%b]}' % rest, "json") for rest in (b'} {"id":2}', b',"x":NaN,"y":[1}}', b',"x":NaN')),
-        *((b'{"data":%b}' % data, "shape") for data in (b"null", b"{}", b'"none"')),
-        *((body, "shape") for body in (b"{}", b"[]", b"null")),
-        (b'{"response":"error","status":"SOMETHING","data":[]}', "error-body"),
-        (b'{"status":"error","reason":"broken","code":300,"data":[]}', "error-body"),
-        (b'{"message":"Server Error"}', "error-body"),
+        ("order", "https://r/1", [reply({"url": "https://r/1"}, status) for status in (200, 201, 202)]),
+        ("order", "https://r/1", [reply({"data": {"url": "https://r/1"}}, 201)]),
+        ("share", "NO FILE FOUND", [reply(_LOST, status) for status in (200, 404, 422)]),
+        *(("order", "json", [reply(b"<html>")]), ("order", "status-500", [reply(status=500)])),
+        ("order", "shape", [reply({}), reply({"url": 5}, 201)]),
     ],
 )
-def test_a_200_that_is_not_a_list_is_an_error(body: bytes, kind: str) -> None:
-    """An HTML page, truncated JSON, or JSON without a `data` array is never an empty list."""
-    with pytest.raises(AttemptError) as raised:
-        parse_list(reply(body))
-    assert raised.value.kind == kind
-    assert raised.value.retryable
-    assert raised.value.is_protocol_error == (kind == "shape")
+def test_what_an_answer_means(calls: str, outcome: str, answers: list[Response]) -> None:
+    """Each answer is a value, a rejection with its reason, or an error of a kind, to be repeated or not."""
+    for call, answer in product(calls.split(), answers):
+        assert describe_outcome(READERS[call], answer) == outcome, answer
 
 
-def test_a_list_may_report_success() -> None:
-    """A success text and empty errors beside the data are not an error."""
-    body = {"data": [], "status": "success", "code": 200, "errors": [], "message": "ok"}
-    assert parse_list(reply(body)).items == ()
-
-
-@every("read", [parse_list, lambda answer: parse_detail(answer, 1), parse_share])
-def test_statuses_mean_the_same_everywhere(read: object) -> None:
-    """401 and 403 are authentication errors, 429 is a throttle, other redirects are protocol errors."""
-    assert callable(read)
-    for status in (401, 403):
-        with pytest.raises(AuthenticationError):
-            read(reply(b"", status))
-    with pytest.raises(ThrottledError) as raised:
-        read(reply(b"", 429, Retry_After="7"))
-    assert raised.value.retry_after == 7
-    with pytest.raises(ProtocolError):
-        read(reply(b"", 302))
-    with pytest.raises(AttemptError) as failed:
-        read(reply(b"", 502))
-    assert failed.value.retryable
-
-
-@every(
-    "answer",
-    [
-        *(reply(b"", status) for status in (404, 410, 204)),
-        reply(b"<html>", 404),
-        *(reply(body) for body in (b"", b" \r\n", b"null", b"[]", b"{}", b" [ ] ", b' { "data" :\n[ ]\t} ')),
-        *(reply({"data": data}) for data in NOTHING),
-        reply({"data": None, "status": "error", "reason": "NO FILE FOUND"}),
-        reply({"status": "error", "reason": "no such file", "code": 300}),
-        *(reply({**given, "response": "error", "status": "NO FILE FOUND"}) for given in ({}, {"id": None})),
-        reply({"message": "No query results"}),
-        reply({"code": 300}),
-    ],
-)
-def test_every_form_of_not_found(answer: Response) -> None:
-    """Every answer that means "not found" is recognized, and is the evidence."""
-    found = parse_detail(answer, 5)
-    assert isinstance(found, NotFound)
-    assert found.evidence
-
-
-@every(
-    ("body", "expected"),
-    [
-        *(({"message": text}, error) for text, error in TEXTS.items()),
-        *(
-            ({"code": code, "reason": "x"}, error)
-            for code, error in ((401, AuthenticationError), (" 403", AuthenticationError), (500, AttemptError))
-        ),
-        ({"status": "error", "reason": "Unauthorized"}, AuthenticationError),
-        ({"data": None, "message": "Service temporarily unavailable"}, AttemptError),
-    ],
-)
-def test_an_error_in_a_200_is_not_always_not_found(body: object, expected: type[Exception]) -> None:
-    """An error text about the token, a limit or a temporary error is not "not found"."""
-    with pytest.raises(expected):
-        parse_detail(reply(body), 5)
-
-
-@every(
-    ("body", "kind"),
-    [
-        *((b"<html>", "html"), (b'{"id":5,"scan_code":"x', "json"), (b'{"id":5', "json")),
-        *((body, "shape") for body in ({"scan_code": "x", "uploads": []}, {"id": "x"}, [{"id": 5}] * 2, b"5")),
-        *((body, "other-file") for body in ({"id": 6}, {"data": {"id": 6}})),
-    ],
-)
-def test_a_detail_that_is_not_a_file_is_an_error(body: object, kind: str) -> None:
-    """An HTML page, truncated JSON, a file without an id or another file is an error."""
-    with pytest.raises(AttemptError) as raised:
-        parse_detail(reply(body), 5)
-    assert raised.value.kind == kind
+def describe_outcome(read: Callable[[Response], object], answer: Response) -> str:
+    """Return the type or the URL of a result, or what an error is."""
+    try:
+        found = read(answer)
+    except AttemptError as error:
+        seconds = f" {error.retry_after}" if isinstance(error, ThrottledError) else ""
+        return f"{error.kind}{seconds}{' of protocol' * error.is_protocol_error}{'' if error.retryable else ' at once'}"
+    except (AuthenticationError, ProtocolError, RequestRejectedError) as error:
+        return str(getattr(error, "reason", type(error).__name__))
+    assert getattr(found, "evidence", True)
+    return str(getattr(found, "url", type(found).__name__))
 
 
 def test_a_detail_is_unwrapped() -> None:
@@ -211,28 +195,6 @@ def test_a_detail_is_unwrapped() -> None:
             assert parse_detail(reply(body), key) == Detail(5, 9, MICROS, plain)
     marked = b"\xef\xbb\xbf" + plain
     assert parse_detail(reply(marked), 5) == Detail(5, 9, MICROS, marked)
-
-
-def test_a_rejected_detail_is_not_retried() -> None:
-    """A 4xx on one detail fails this file without a retry and does not stop the run."""
-    with pytest.raises(AttemptError) as raised:
-        parse_detail(reply(b"", 422), 5)
-    assert not raised.value.retryable
-
-
-def test_shares_and_orders() -> None:
-    """A share returns its link, an order its URL, with any success status; rejections have the reason."""
-    assert parse_share(reply({"response": "success", "status": "SHARE CREATED", "share_url": "https://s/1"})).url
-    for status in (200, 201, 202):
-        assert parse_report_order(reply({"url": "https://r/1"}, status)).url == "https://r/1"
-    assert parse_report_order(reply({"data": {"url": "https://r/1"}}, 201)).url == "https://r/1"
-    for status in (200, 404, 422):
-        with pytest.raises(RequestRejectedError) as raised:
-            parse_share(reply({"response": "error", "status": "NO FILE FOUND"}, status))
-        assert raised.value.reason == "NO FILE FOUND"
-    for answer in (reply(b"<html>"), reply({}), reply({"url": 5}, 201), reply(b"", 500)):
-        with pytest.raises(AttemptError):
-            parse_report_order(answer)
 
 
 @every(
@@ -269,7 +231,7 @@ def test_a_message_quotes_the_parameters_that_the_service_names(body: Any, line:
 )
 def test_any_json_is_a_value_or_a_known_error(body: object) -> None:
     """No JSON document causes an unexpected error."""
-    for read in (parse_list, lambda answer: parse_detail(answer, 5), parse_share, parse_report_order):
+    for read in READERS.values():
         with suppress(AttemptError, AuthenticationError, ProtocolError, RequestRejectedError):
             read(reply(body))
 
@@ -310,24 +272,26 @@ class Ticking(ServiceClock):
         super().__init__(lambda: self.ticks, lambda: int((NOW + self.ticks) * SECOND))
 
 
-def test_the_clock_advances() -> None:
-    """Without any `Date` the time is unknown; after one it advances with the monotonic clock."""
-    clock = Ticking()
-    for nothing in (None, "yesterday", "Mon, 01 Jan 99999 00:00:00 GMT"):
-        clock.observe(nothing)
-        assert clock.now() is None
-    clock.observe(date(NOW))
-    clock.ticks = 7.5
-    assert clock.now() == NOW * SECOND + 7_500_000
+LIES: Final = [0, 1, 2, 3, -NOW, 5, 6, 4_000_000_000 - NOW, 8, 9]
 
 
-def test_one_wrong_date_is_ignored() -> None:
-    """A single response from 1970 or 2099 does not change the clock."""
+@every(
+    ("dates", "moment", "expected"),  # seconds after NOW, or a text; the dates are those of the first seconds
+    [
+        *((dates, 0.0, None) for dates in ([None], ["yesterday"], ["Mon, 01 Jan 99999 00:00:00 GMT"])),
+        ([0], 7.5, 7.5),
+        *((LIES[: second + 1], second, second) for second in range(10)),
+        *(([250], 0.0, 250), ([250, 1, 2, 3], 0.0, 0)),
+    ],
+)
+def test_the_clock_advances(dates: list[Any], moment: float, expected: float | None) -> None:
+    """Without a `Date` the time is unknown; later ones correct one that is wrong, also for earlier moments."""
     clock = Ticking()
-    for second in range(10):
+    for second, sent in enumerate(dates):
         clock.ticks = float(second)
-        clock.observe(date(0 if second == 4 else 4_000_000_000 if second == 7 else NOW + second))
-        assert clock.now() == (NOW + second) * SECOND
+        clock.observe(date(NOW + sent) if isinstance(sent, int) else sent)
+    clock.ticks = moment
+    assert clock.now() == clock.at(moment) == (None if expected is None else (NOW + expected) * SECOND)
 
 
 @every("ahead", [1_200, 86_400, 7_900 * 365 * 86_400])
@@ -337,14 +301,3 @@ def test_a_date_in_the_future_is_not_believed(ahead: int) -> None:
     clock.observe(date(min(NOW + ahead, 253_402_300_799)))
     assert clock.now() == (NOW + MAX_AHEAD_SECONDS) * SECOND
     assert (clock.seconds_ahead or 0) > 1_000
-
-
-def test_the_past_is_told_again_with_later_dates() -> None:
-    """The time at an earlier moment follows from all dates so far: one early lie is corrected by later answers."""
-    clock = Ticking()
-    clock.observe(date(NOW + 250))
-    assert clock.at(0.0) == (NOW + 250) * SECOND
-    for second in (1, 2, 3):
-        clock.ticks = float(second)
-        clock.observe(date(NOW + second))
-    assert clock.at(0.0) == NOW * SECOND
