@@ -41,21 +41,21 @@ async def test_a_connection_is_used_again(client: Make) -> None:
 
 
 async def test_a_connection_carries_every_kind_of_answer(client: Make) -> None:
-    """Answers without a body, with chunks, compressed, or after an interim one leave the connection as it was."""
-    chunked = [("Transfer-Encoding", "chunked")]
-    packed = gzip.compress(b'{"id": 5}')
+    """Answers without a body, in chunks or parts, compressed, or after an interim one leave the connection usable."""
+    chunked = [("Transfer-Encoding", "chunked"), ("Trailer", "X")]
     answers = [
         answer({"id": 5}),
         b"HTTP/1.1 204 Whatever\r\n\r\n",
-        b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + answer({"id": 5}),
-        answer(b'9\r\n{"id": 5}\r\n0\r\n\r\n', headers=chunked, length=False),
-        answer(packed, headers=[("Content-Encoding", "gzip")]),
+        [b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n", answer({"id": 5})],
+        answer(b'4;ext=1\r\n{"id\r\n5\r\n": 5}\r\n0\r\nX: y\r\n\r\n', headers=chunked, length=False),
+        answer(gzip.compress(b'{"id": 5}'), headers=[("Content-Encoding", "gzip")]),
+        [answer({"id": 5})[:-5], Wait(0.05), answer({"id": 5})[-5:]],
         answer({"id": 5}, status=404),
         answer({"id": 5}),
     ]
     async with scripted([*answers]) as server, client(server.base) as asking:
         found = [await asking.get_file(5) for _ in answers]
-        assert [getattr(one, "raw", None) == b'{"id": 5}' for one in found] == [1, 0, 1, 1, 1, 0, 1]
+        assert [getattr(one, "raw", None) == b'{"id": 5}' for one in found] == [1, 0, 1, 1, 1, 1, 0, 1]
         assert (server.connections, dict(asking.stats.error_kinds)) == (1, {})
 
 
@@ -70,9 +70,9 @@ async def test_a_connection_carries_every_kind_of_answer(client: Make) -> None:
 )
 async def test_a_closed_connection_is_not_used_again(steps: list[Any], client: Make) -> None:
     """A connection that the service has closed, or is about to close, costs no attempt."""
-    async with scripted([steps, echo(Asked("GET", "/5", {}))]) as server, client(server.base) as asking:
+    async with scripted([steps, answer({"id": 5})]) as server, client(server.base) as asking:
         for _ in range(2):
-            await asking.get_file(5)
+            assert await asking.get_file(5) == Detail(5, None, None, b'{"id": 5}')
             await asyncio.sleep(0.05)
         assert (server.connections, dict(asking.stats.error_kinds)) == (2, {})
 

@@ -30,15 +30,6 @@ BODY = json.dumps({"id": 5, "text": "x" * 200}).encode()
 PACKED = gzip.compress(BODY)
 GZIP = [("Content-Encoding", "gzip")]
 
-CHUNKED = (
-    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X\r\n\r\n5;ext=1\r\n%b\r\n%x\r\n%b\r\n0\r\nX: y\r\n\r\n"
-    % (
-        BODY[:5],
-        len(BODY) - 5,
-        BODY[5:],
-    )
-)
-
 FAULTS: dict[str, tuple[Any, str]] = {
     "reset before the status": ([Reset()], "closed"),
     "close before the status": ([Close()], "closed"),
@@ -84,63 +75,30 @@ async def test_a_failed_attempt_is_retried(name: str, client: Make) -> None:
         assert raised.value.attempts == len(server.asked) == 3
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [
-        answer(PACKED, headers=GZIP),
-        [answer(BODY, length=False), Close()],
-        [b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n", answer(BODY)],
-        CHUNKED,
-        [answer(BODY)[:-100], Wait(0.05), answer(BODY)[-100:]],
-    ],
-    ids=["gzip", "ended by close", "early hints", "chunk extensions and trailers", "in two parts"],
-)
-async def test_unusual_but_valid_answers(steps: Any, client: Make) -> None:
-    """Every valid way of sending a body is read on the first attempt."""
-    async with scripted([steps]) as server, client(server.base) as asking:
-        found = await asking.get_file(5)
-        assert isinstance(found, Detail)
-        assert found.raw == BODY
-        assert not asking.stats.error_kinds
-
-
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(
     "start",
     [b"", answer({"id": 6})[:-1], answer({"id": 6}, length=False)],
     ids=["no answer", "cut off", "of unknown length"],
 )
-async def test_a_stall_ends(start: bytes, client: Make) -> None:
-    """A request without a complete answer times out after its time; other requests continue."""
+async def test_each_stall_ends_at_its_own_time(start: bytes, client: Make) -> None:
+    """Requests without a complete answer time out after their own time each; others continue meanwhile."""
+    loop, ends = asyncio.get_running_loop(), list[float]()
 
     def script(asked: Asked) -> Any:
-        return [start, Wait(30)] if asked.path.endswith("/6") else GOOD
-
-    async with scripted(script) as server, client(server.base, max_attempts=2) as asking:
-        stuck = asyncio.ensure_future(asking.get_file(6))
-        for _ in range(20):
-            assert isinstance(await asking.get_file(5), Detail)
-        with pytest.raises(RetriesExhaustedError) as raised:
-            await stuck
-        assert raised.value.kind == "timeout"
-        assert asyncio.get_running_loop().time() == pytest.approx(2 * 5.0, abs=0.1)
-
-
-@pytest.mark.virtual_time
-async def test_each_stall_ends_at_its_own_time(client: Make) -> None:
-    """Requests that begin at different times, and one with more time than others, each time out after their own."""
-    loop, ends = asyncio.get_running_loop(), list[float]()
+        return GOOD if asked.path.endswith("/5") else [start, Wait(60)]
 
     async def ask(call: Coroutine[Any, Any, object]) -> None:
         with pytest.raises(ScanlakeError, match="in time"):
             await call
         ends.append(loop.time())
 
-    async with scripted([[Wait(60)]]) as server, client(server.base, max_attempts=1) as asking:
+    async with scripted(script) as server, client(server.base, max_attempts=1) as asking:
         calls = [asyncio.ensure_future(ask(asking.order_report(ReportRequest(files=(1,)), timeout_seconds=20.0)))]
         for _ in range(3):
             await asyncio.sleep(1.0)
-            calls.append(asyncio.ensure_future(ask(asking.get_file(5))))
+            calls.append(asyncio.ensure_future(ask(asking.get_file(6))))
+            assert isinstance(await asking.get_file(5), Detail)
         await asyncio.gather(*calls)
     assert ends == pytest.approx([6.0, 7.0, 8.0, 20.0], abs=0.1)
 
@@ -181,19 +139,6 @@ async def test_no_connection_in_time(client: Make) -> None:
     assert raised.value.kind == "connect"
 
 
-async def test_a_large_answer_is_capped(client: Make) -> None:
-    """An answer above the size limit fails and is not retried, with or without length or compression."""
-    big = b'{"id": 5, "x": "' + b"x" * 300_000 + b'"}'
-    for script in (
-        *([answer(big, length=length), Close()] for length in (True, False)),
-        answer(gzip.compress(big), headers=GZIP),
-    ):
-        async with scripted([script]) as server, client(server.base, max_body_bytes=100_000) as asking:
-            with pytest.raises(RetriesExhaustedError, match="more than 100,000 bytes") as raised:
-                await asking.get_file(5)
-            assert raised.value.attempts == len(server.asked) == 1
-
-
 async def test_proxies_and_netrc_are_ignored(client: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """Proxies and credentials of the environment are not used."""
     (tmp_path / ".netrc").write_text("machine 127.0.0.1 login somebody password secret\n")
@@ -220,22 +165,45 @@ async def test_a_refused_token_stops_all_requests(client: Make) -> None:
             assert asked == len(server.asked) <= INITIAL_CONCURRENCY
 
 
-async def test_a_rejected_list_is_not_retried(client: Make) -> None:
-    """A rejected list fails immediately with method, path and status."""
-    for status in (400, 404, 405, 410, 418, 422):
-        async with scripted(answer({"message": "bad?query"}, status=status)) as server, client(server.base) as asking:
-            with pytest.raises(ProtocolError, match=f"GET /files: HTTP {status}: bad\\?query"):
-                await asking.list_files(FileQuery())
-            assert len(server.asked) == 1
+BIG: Final = b'{"data": [], "x": "' + b"x" * 300_000 + b'"}'
+UTF7: Final = [("Content-Type", "application/json; charset=utf-7")]
 
 
-@pytest.mark.parametrize(("status", "says"), [(200, "without `data`"), (201, "HTTP 201"), (299, "HTTP 299")])
-async def test_a_list_that_never_has_data_is_a_protocol_error(status: int, says: str, client: Make) -> None:
-    """`{}` on the list, or another success than 200, is retried, and then a protocol error rather than an outage."""
-    async with scripted(answer({}, status=status)) as server, client(server.base) as asking:
-        with pytest.raises(ProtocolError, match=says):
+@pytest.mark.parametrize(
+    ("steps", "requests", "error", "text"),
+    [
+        # A rejection is not repeated, whatever its charset, nor is a redirect, or an answer above the size limit.
+        *(
+            (
+                answer({"message": "bad?query"}, status=status),
+                1,
+                ProtocolError,
+                f"GET /files: HTTP {status}: bad\\?query",
+            )
+            for status in (400, 404, 405, 410, 418, 422)
+        ),
+        (answer(b"+AMk-", status=422, headers=UTF7), 1, ProtocolError, "HTTP 422"),
+        (answer(status=302, headers=[("Location", "/api/v2/moved?x=1")]), 1, ProtocolError, "redirected"),
+        (answer(status=302, headers=[("Location", "/login")]), 1, AuthenticationError, "sign-in"),
+        *(
+            (steps, 1, RetriesExhaustedError, r"more than 100,000 bytes \(after 1 attempt\)")
+            for steps in (
+                *([answer(BIG, length=length), Close()] for length in (True, False)),
+                answer(gzip.compress(BIG), headers=GZIP),
+            )
+        ),
+        # Without `data`, or with another success than 200, it is a protocol error rather than an outage.
+        (answer({}), 3, ProtocolError, "without `data`"),
+        *((answer({}, status=status), 3, ProtocolError, f"HTTP {status}") for status in (201, 299)),
+        (answer(b" <html>", headers=UTF7), 3, RetriesExhaustedError, "HTML"),
+    ],
+)
+async def test_a_list_fails(steps: Any, requests: int, error: type[Exception], text: str, client: Make) -> None:
+    """A list that is no list is an error that says why, after one request or after all attempts."""
+    async with scripted([steps]) as server, client(server.base, max_body_bytes=100_000) as asking:
+        with pytest.raises(error, match=text):
             await asking.list_files(FileQuery())
-        assert len(server.asked) == 3
+        assert len(server.asked) == requests
 
 
 async def test_requests_have_query_and_token(client: Make) -> None:
@@ -265,16 +233,6 @@ async def test_the_service_clock_is_learned(client: Make) -> None:
         assert asking.clock.now() is None
         assert await asking.get_file(5) == NotFound("404")
         assert asking.clock.now() == pytest.approx(1_795_231_712_000_000, abs=5_000_000)
-
-
-async def test_a_redirect_within_the_service_is_an_error(client: Make) -> None:
-    """A redirect is not followed; to a sign-in page it is an authentication error."""
-    for location, error in (("/api/v2/moved?x=1", ProtocolError), ("/login", AuthenticationError)):
-        moved = answer(status=302, headers=[("Location", location)])
-        async with scripted(moved) as server, client(server.base) as asking:
-            with pytest.raises(error):
-                await asking.get_file(5)
-            assert len(server.asked) == 1
 
 
 async def test_next_links_are_never_followed(client: Make) -> None:
@@ -374,14 +332,3 @@ async def test_only_utf8_is_stored(is_list: bool, client: Make) -> None:  # noqa
         elif isinstance(result, bytes):  # the exact bytes are kept, and named as a reject when they are parsed
             with pytest.raises(UnicodeDecodeError):
                 result.decode()
-
-
-async def test_an_error_keeps_its_status_in_any_charset(client: Make) -> None:
-    """A 422 in an unknown charset is a 422; an HTML page in one is a page."""
-    headers = [("Content-Type", "application/json; charset=utf-7")]
-    async with scripted([answer(b"+AMk-", status=422, headers=headers)]) as server, client(server.base) as asking:
-        with pytest.raises(ProtocolError, match="HTTP 422"):
-            await asking.list_files(FileQuery())
-    async with scripted([answer(b" <html>", headers=headers)]) as server, client(server.base) as asking:
-        with pytest.raises(RetriesExhaustedError, match="HTML"):
-            await asking.list_files(FileQuery())
