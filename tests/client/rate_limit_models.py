@@ -40,33 +40,15 @@ class Bucket:
 
 
 @dataclass
-class FixedWindow:
-    """At most `rate` requests in each calendar second."""
+class Window:
+    """At most `rate` requests in any second, or in each calendar second."""
 
-    window: int = -1
-    count: int = 0
-
-    def passes(self, now: float, rate: float) -> bool:
-        """Count in the current window."""
-        if int(now) != self.window:
-            self.window, self.count = int(now), 0
-        self.count += 1
-        return self.count <= rate
-
-    def wait(self, now: float, rate: float) -> float:  # noqa: ARG002 - a window ends whatever its rate is
-        """Return the rest of the window."""
-        return self.window + 1 - now
-
-
-@dataclass
-class SlidingWindow:
-    """At most `rate` requests in any second."""
-
+    is_sliding: bool = True
     passed: deque[float] = field(default_factory=deque)
 
     def passes(self, now: float, rate: float) -> bool:
-        """Count the requests of the last second."""
-        while self.passed and now - self.passed[0] >= 1.0:
+        """Count the requests of the last or the current second."""
+        while self.passed and self._end(self.passed[0]) <= now:
             self.passed.popleft()
         if len(self.passed) >= rate:
             return False
@@ -74,11 +56,14 @@ class SlidingWindow:
         return True
 
     def wait(self, now: float, rate: float) -> float:  # noqa: ARG002 - a second ends whatever its rate is
-        """Return the time until the oldest request is a second old."""
-        return max(0.0, self.passed[0] + 1.0 - now)
+        """Return the time until the oldest request no longer counts."""
+        return max(0.0, self._end(self.passed[0]) - now)
+
+    def _end(self, at: float) -> float:
+        return (at if self.is_sliding else int(at)) + 1.0
 
 
-Limit = Bucket | FixedWindow | SlidingWindow
+Limit = Bucket | Window
 """A limit of so many requests per second."""
 
 
