@@ -11,6 +11,7 @@ import time
 import warnings
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -63,7 +64,10 @@ class Proxy:
         if not self.status.startswith("200"):
             writer.close()
             return
-        port = int(self.asked[-1].split()[1].rpartition(":")[2])
+        await self.join(int(self.asked[-1].split()[1].rpartition(":")[2]), reader, writer)
+
+    async def join(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Copy bytes between a connection and a new one to the port."""
         there, onward = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.gather(self.carry(reader, onward), self.carry(there, writer))
 
@@ -90,13 +94,7 @@ async def encrypted(port: int) -> AsyncIterator[int]:
     """Run a TLS server in front of `port` and yield its port."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATES / "good.pem")
-    plain = Proxy()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, onward = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(plain.carry(reader, onward), plain.carry(there, writer))
-
-    async with listening(serve, tls=context) as outer:
+    async with listening(partial(Proxy().join, port), tls=context) as outer:
         yield outer
 
 
