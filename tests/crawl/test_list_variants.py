@@ -116,13 +116,14 @@ async def _crawl(server: Scripted, client: Client, lake: FakeLake, options: Craw
     return await run_crawl(cast("Emulator", address), lake, options, client=client, **more)
 
 
-def _service(held: Callable[[], list[dict[str, Any]]]) -> Callable[[Asked], bytes]:
-    """Return a service that sends all its files within the bounds in one page."""
+def _service(held: Callable[[], list[dict[str, Any]]], overcounts: int = 1) -> Callable[[Asked], bytes]:
+    """Return a service with files within bounds, whose total is too large by a factor."""
 
     def respond(asked: Asked) -> bytes:
         low, high = asked.query.get("updated_start", ""), asked.query.get("updated_end", "9")
         shown = [item for item in held() if low <= item["updated_at"] <= high]
-        return answer({"data": shown, "total": len(shown), "next_page_url": None})
+        size, page = int(asked.query["limit"]), int(asked.query.get("page", "1"))
+        return answer({"data": shown[size * (page - 1) : size * page], "total": overcounts * len(shown)})
 
     return respond
 
@@ -190,13 +191,7 @@ async def test_a_total_that_counts_too_many_files(lake: FakeLake) -> None:
         for n in range(300)
     ]
 
-    def respond(asked: Asked) -> bytes:
-        low, high = asked.query.get("updated_start", ""), asked.query.get("updated_end", "9")
-        shown = [item for item in held if low <= item["updated_at"] <= high]
-        size, page = int(asked.query["limit"]), int(asked.query.get("page", "1"))
-        return answer({"data": shown[size * (page - 1) : size * page], "total": 100 * len(shown)})
-
-    async with scripted(respond) as server, Client(server.base, "secret") as client:
+    async with scripted(_service(lambda: held, 100)) as server, Client(server.base, "secret") as client:
         await _crawl(server, client, lake, LIST_ONLY)
         assert set(lake.stored) == set(range(300))
         assert len(server.asked) < 120
