@@ -182,6 +182,8 @@ async def _run(emulator: Emulator, world: _World, command: tuple[str, ...]) -> i
     ids = [str(emulator.world.pick_random(1)[0]) if word == "{id}" else word for word in command]
     code, out, err = await ran(emulator, world.folder / "lake", *ids, "--quiet", NO_COLOR="1")
     told = [line for line in err.splitlines() if line.startswith("scanlake: ")]
+    if command[0] == "status" and code == ExitCode.FAILED:  # the last sync was refused by what others had put there
+        code = ExitCode.OK
     assert code in _CODES, (command, code, err)
     assert "Traceback" not in out + err, (command, err)
     if command[0] != "check" and "NOT ERASED" not in out:  # which name in their results what is wrong
