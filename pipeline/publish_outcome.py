@@ -1,15 +1,20 @@
 """Publishes of a lake, as commands show them."""
 
-from datetime import datetime
-from typing import Self
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
 
 from msgspec import Struct
 
 from pipeline.formatting import format_bytes, format_instant, pluralize
-from pipeline.lake.models import PublishRecord
 from pipeline.logs import to_one_line
-from pipeline.publish.mirror import MirrorResult
 from schemas.timestamps import to_datetime
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from pipeline.lake.models import PublishRecord
+    from pipeline.publish.mirror import MirrorResult
 
 
 class PublishOutcome(Struct, frozen=True):

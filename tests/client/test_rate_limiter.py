@@ -253,6 +253,16 @@ async def test_a_limit_that_changes_is_learned() -> None:
         assert emulator.statuses[429] == client.stats.throttled
 
 
+async def test_learned_limits_are_reused() -> None:
+    """A client that starts with learned limits uses nine tenths of the rate, with no 429."""
+    async with Emulator(30, seed=4) as emulator, create_client(emulator, LearnedLimits(285.0, 8)) as client:
+        emulator.set_faults(rate_limit=300.0, rate_burst=60.0, latency_ms=20)
+        await fetch_files(emulator, client, 400)
+        assert emulator.statuses[429] == 0
+        assert client.rate_limiter.learned.rate == pytest.approx(285, rel=0.15)
+        assert asyncio.get_running_loop().time() <= 400 / (0.9 * 300)
+
+
 @pytest.mark.parametrize(
     ("form", "seconds", "pause"),
     [("seconds", 600, 600.0), ("http-date", 600, 600.0), ("huge", 1, 900.0), ("absent", 1, 1.0), ("past-date", 1, 0.0)],
