@@ -247,7 +247,8 @@ def date(seconds: float) -> str:
 @every(
     ("text", "seconds"),
     [
-        *((text, None) for text in (None, "", "abc", "-5", "nan", "inf", "\u0665", "Fri, 99 Foo 2099 00:00:00 GMT")),
+        *((text, None) for text in (None, "", "abc", "-5", "nan", "inf", "1.2.3", "\u0665")),
+        ("Fri, 99 Foo 2099 00:00:00 GMT", None),
         *(("5", 5.0), (" 5 ", 5.0), ("0", 0.0), ("1.5", 1.5), ("1000000000", 1e9), ("9" * 400, 1e12)),
         *((date(NOW + 90), 90.0), (date(NOW - 90), 0.0)),
     ],
