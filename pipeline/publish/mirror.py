@@ -120,11 +120,7 @@ def mirror_lake(lake: Lake, store: ObjectStore, options: MirrorOptions, *, at: i
     if isinstance(store, LocalStore):
         require_outside_lakes(store.root, str(store.root), lake.layout.root)
     check_parts_exist(lake.layout, lake.ledger.parts())
-    if options.backup:  # not the target of the next publish and purge
-        result, images = _Mirror(lake, store, options, last, at).publish()
-        images.require_whole()
-        return replace(result, seconds=round(time.monotonic() - started, 3))
-    with _record_publish(lake, store, at=at) as record:
+    with _record_publish(lake, store, at=at, is_kept=not options.backup) as record:
         result, images = _Mirror(lake, store, options, last, at).publish()
         record["snapshot"], record["published_at"] = result.snapshot, at
         images.require_whole()
@@ -134,8 +130,11 @@ def mirror_lake(lake: Lake, store: ObjectStore, options: MirrorOptions, *, at: i
 
 
 @contextmanager
-def _record_publish(lake: Lake, store: ObjectStore, *, at: int) -> Iterator[PublishRecord]:
-    """Yield the record of this publish to complete. It is stored at the end, with the problem after a failure."""
+def _record_publish(lake: Lake, store: ObjectStore, *, at: int, is_kept: bool) -> Iterator[PublishRecord]:
+    """Yield the record of this publish to complete. It is stored at the end, with the problem after a failure.
+
+    A backup keeps none: its place is not the target of the next publish and purge.
+    """
     former = lake.ledger.properties.remote_publish
     if former is None or former["target"] != store.base_url:
         former = None
@@ -156,7 +155,8 @@ def _record_publish(lake: Lake, store: ObjectStore, *, at: int) -> Iterator[Publ
         record["failures"] = (former["failures"] if former else 0) + 1
         raise
     finally:
-        lake.ledger.set_properties(remote_publish=record)
+        if is_kept:
+            lake.ledger.set_properties(remote_publish=record)
 
 
 def _written_at(lake: Lake) -> int:
@@ -278,15 +278,11 @@ class _Mirror:
         rule = SweepRule.from_lake(
             self._lake, at=self._at, grace_seconds=self._options.grace_seconds, documents=documents
         )
-        tables = f"{TABLES_PREFIX}/" if OWNER in listed else "\n"
-        old = [
-            item
-            for path, item in listed.items()
-            if (is_part_object(path) or is_probe_path(path) or is_ledger_path(path))
-            and not path.startswith(tables)
-            and path not in named
-        ]
-        return [item for item in (*old, *images.unnamed) if rule.permits(item, item.path)]
+        of_iceberg = {path for path in listed if OWNER in listed and path.startswith(f"{TABLES_PREFIX}/")}
+        own = {path for path in listed if is_part_object(path) or is_probe_path(path) or is_ledger_path(path)}
+        old = own.difference(of_iceberg, named)
+        unneeded = [item for path, item in listed.items() if path in old] + images.unnamed
+        return [item for item in unneeded if rule.permits(item, item.path)]
 
     def _describe_images(self, former: LatestRecord | None, images: ImagesOnStore) -> PublishedImages | None:
         if not images.pictures:
