@@ -166,9 +166,9 @@ ADDRESSES: Final = View(
         ("latitude", "Latitude of the address, degrees."),
         ("longitude", "Longitude of the address, degrees."),
     ),
-    "WITH found AS (SELECT file_id, id AS upload_id,"
-    " unnest(from_json(geocoding -> '$.addresses', '[\"JSON\"]')) AS found,"
-    " generate_subscripts(from_json(geocoding -> '$.addresses', '[\"JSON\"]'), 1) AS rank FROM main.uploads)"
+    "WITH upload AS (SELECT file_id, id AS upload_id, geocoding -> '$.addresses[*]' AS addresses FROM main.uploads),"
+    " found AS (SELECT file_id, upload_id, unnest(addresses) AS found, generate_subscripts(addresses, 1) AS rank"
+    " FROM upload)"
     " SELECT file_id, upload_id, rank, found ->> '$.address.streetName' AS street_name,"
     " found ->> '$.address.streetNumber' AS street_number, found ->> '$.address.postalCode' AS postal_code,"
     " found ->> '$.address.municipality' AS municipality, found ->> '$.address.countryCode' AS country_code,"

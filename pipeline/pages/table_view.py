@@ -29,6 +29,7 @@ _NO_FILTER: Final = ("", "is", "")  # `is` without a value means no value
 _DECLARED: Final = {table.name if table.schema == "main" else table.qualified_name: table for table in TABLES}
 _TIE_BREAKS: Final = ("position", "submit_position")
 _TABLES: Final = (*_DECLARED, FILE_VERSIONS.name, FILE_EVENTS.name, IMAGES_TABLE)
+_FILE: Final = "file_id"
 _ORDER_COLUMNS: Final = 3
 """Of a view. DuckDB reads its other columns for the page's rows only; to sort by documents takes ten times as long."""
 
@@ -58,8 +59,13 @@ def build_rows_page(lake: duckdb.DuckDBPyConnection, name: str, url: URL, query:
     sort, is_descending = dict(query).get("sort", ""), dict(query).get("desc") == "1"
     conditions = " AND ".join(_to_condition(table, *entry) for entry in filters)
     where = f" WHERE {conditions}" if conditions else ""
-    count, first = _count_rows(lake, table, where), (page - 1) * ROWS_PER_PAGE
-    sql = f"SELECT * FROM {table.sql_name}{where} ORDER BY {_order(table, sort, is_descending=is_descending)}"
+    first = (page - 1) * ROWS_PER_PAGE
+    order = f" ORDER BY {_order(table, sort, is_descending=is_descending)}"
+    sql = f"SELECT * FROM {table.sql_name}{where}{order}"
+    if _FILE in table.columns and table.name not in _DECLARED and not sort:
+        count, page_sql = _select_page_by_file(lake, f"{table.sql_name}{where}", first, order)
+    else:
+        count, page_sql = _count_rows(lake, table, where), f"{sql} LIMIT {ROWS_PER_PAGE} OFFSET {first}"
     sorted_url = url.without_query_params("page", "desc")
     reversed_url = sorted_url if is_descending else sorted_url.update_query(desc="1")
     facet = dict(query).get("facet", "")
@@ -78,7 +84,7 @@ def build_rows_page(lake: duckdb.DuckDBPyConnection, name: str, url: URL, query:
         "last": min(first + ROWS_PER_PAGE, count),
         "previous": url.update_query(page=page - 1),
         "next": url.update_query(page=page + 1),
-        "result": read_query(lake, f"{sql} LIMIT {ROWS_PER_PAGE} OFFSET {first}", ROWS_PER_PAGE),
+        "result": read_query(lake, page_sql, ROWS_PER_PAGE),
         "sql": sql,
         "sort_links": {column: sorted_url.update_query(sort=column) for column in table.columns} | {sort: reversed_url},
     }
@@ -133,6 +139,24 @@ def _count_values(
 def _count_rows(lake: duckdb.DuckDBPyConnection, table: BrowsedTable, where: str) -> int:
     count = read_query(lake, f"SELECT count(*) FROM {table.sql_name}{where}", 1).rows[0][0]
     return int(count or 0)
+
+
+def _select_page_by_file(lake: duckdb.DuckDBPyConnection, source: str, first: int, order: str) -> tuple[int, str]:
+    """Return the number of rows of a view, and the query for a page of them: it reads the files of the page alone.
+
+    DuckDB computes a view's values for all files before it sorts, but passes a range of files down to its tables.
+    """
+    numbers = "row_number() OVER (ORDER BY file_id) AS number, rank() OVER (ORDER BY file_id) AS of_file"
+    ((count, before, *bounds),) = read_query(
+        lake,
+        f"WITH numbered AS (SELECT file_id, {numbers} FROM {source}) SELECT count(*), min(of_file) FILTER (number >"
+        f" {first}) - 1, min(file_id) FILTER (number > {first}),"
+        f" max(file_id) FILTER (number <= {first + ROWS_PER_PAGE}) FROM numbered",
+        1,
+    ).rows
+    lowest, highest = (bound or "NULL" for bound in bounds)
+    page = f"LIMIT {ROWS_PER_PAGE} OFFSET {first - int(before or 0)}"
+    return int(count or 0), f"FROM (FROM {source}) WHERE file_id BETWEEN {lowest} AND {highest}{order} {page}"
 
 
 def _quote_column(table: BrowsedTable, name: str) -> str:
