@@ -44,7 +44,7 @@ _LIBRARIES: Final = (
 )
 _SMALL_TEST: Final = "tests/test_rows.py"  # passes at least, if a mutant was noticed by a process without a failed test
 _SECONDS: Final = 900.0  # after which a mutant that makes tests wait counts as noticed
-_TEST_SECONDS: Final = 120  # of one test: a loop without end is noticed by its name
+_TEST_SECONDS: Final = 120  # of one test: a loop without end is noticed
 _ADDRESS_SPACE: Final = 8 * 1024**3  # bytes of one process: a mutant that never ends may grow without end
 
 
@@ -173,7 +173,8 @@ def _run_tests(tree: Path, output: Path, tests: Sequence[str], module: str) -> N
         sys.path[:] = [str(tree), *(entry for entry in sys.path if entry not in {"", str(ROOT)})]
         runner = importlib.import_module("pytest")
         options = ["-q", "-x", "-p", "no:cacheprovider", f"--basetemp={output.parent / 'temp'}"]
-        options += ["--timeout", str(_TEST_SECONDS)]
+        # By a thread: Hypothesis would try the loop again after the signal.
+        options += ["--timeout", str(_TEST_SECONDS), "--timeout-method", "thread"]
         status = runner.main([*options, *tests], plugins=[_NearestFirst(module)])
     except BaseException:  # noqa: BLE001 - the fork has nobody to tell but its output
         traceback.print_exc()
