@@ -7,7 +7,9 @@ open keep it until they close it.
 
 from __future__ import annotations
 
-from contextlib import suppress
+import json
+import sqlite3
+from contextlib import closing, suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -218,6 +220,20 @@ def read_ids_in_part(path: Path, file_ids: Collection[int]) -> set[int]:
     except (OSError, pa.ArrowException) as error:
         raise LakeCorruptedError(f"{path.parent.name}/{path.name} cannot be read.") from error
     return result
+
+
+def read_ids_in_ledger(path: Path, file_ids: Collection[int]) -> set[int]:
+    """Return those of the ids that have rows in a copy of a ledger. Raises `sqlite3.Error`."""
+    ids = json.dumps(sorted(file_ids))
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as db:
+        tables = db.execute(
+            "SELECT DISTINCT name FROM sqlite_master WHERE type = 'table' AND name <> 'purge'"
+            " AND EXISTS (SELECT 1 FROM pragma_table_info(sqlite_master.name) AS info WHERE info.name = 'file_id')"
+        ).fetchall()
+        selects = [
+            f'SELECT file_id FROM "{name}" WHERE file_id IN (SELECT value FROM json_each(?1))' for (name,) in tables
+        ]
+        return {row[0] for select in selects for row in db.execute(select, (ids,))}
 
 
 def _references_of(lake: Lake, file_ids: Sequence[int]) -> list[str]:

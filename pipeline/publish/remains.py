@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import duckdb
 from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, PublishError, ScanlakeError
-from pipeline.lake.purge import read_ids_in_catalog, read_ids_in_part
+from pipeline.lake.purge import read_ids_in_catalog, read_ids_in_ledger, read_ids_in_part
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.publish.image_objects import compare_images, list_without_images
 from pipeline.publish.latest import read_latest
@@ -93,8 +94,10 @@ def _has_files(folder: Path, file_ids: frozenset[int], stored: tuple[ObjectStore
             head = content.read(_HEAD_BYTES)
         if head.startswith(b"PAR1"):
             return bool(read_ids_in_part(file, file_ids))
+        if head.startswith(b"SQLite"):
+            return bool(read_ids_in_ledger(file, file_ids))
         return head.endswith(b"DUCK") and bool(read_ids_in_catalog(file, file_ids))
-    except (LakeCorruptedError, duckdb.Error):
+    except (LakeCorruptedError, duckdb.Error, sqlite3.Error, UnicodeDecodeError):
         return True
     finally:
         file.unlink()

@@ -203,7 +203,7 @@ _COUNT_ROWS: Final = (
 def begun(pictured: PicturedLakes, folder: Path, url: str, rng: random.Random) -> Iterator[Life]:
     """A life with a lake that was synced once, with the images of its files or without."""
     has_images, is_stated = rng.random() < 0.3, rng.random() < 0.6
-    lake, backup = folder / "lake", f"{url}/{rng.choice(('backup', 'target/backup'))}"
+    lake, backup = folder / "lake", f"{url}/{rng.choice(('backup', 'target/backup', 'target'))}"
     mirror, tables = (place and f"{url}/{place}" for place in PLACES[rng.choice(list(PLACES))])
     catalog, settings = None, dict[str, str]()
     if is_stated:

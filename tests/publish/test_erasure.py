@@ -38,16 +38,20 @@ def test_erased_is_said_after_a_look(history: History, tmp_path: Path) -> None:
     told(lake, "publish", code=0, **settings)
     data, metadata = (target / "tables" / "files" / folder for folder in ("data", "metadata"))
     copies = [data / "copy.duckdb", data / "copy.parquet", data / "cut.parquet", metadata / "copy.avro"]
+    ledgers = [target / "ledgers" / f"{digit * 64}.sqlite" for digit in "01"]  # not scanlake's: of another hash
+    ledgers[0].parent.mkdir()
+    shutil.copy(lake / "ledger.sqlite", ledgers[0])
+    ledgers[1].write_bytes(ledgers[0].read_bytes()[:5_000])
     shutil.copy(lake / "catalog.duckdb", copies[0])
     shutil.copy(min(lake.glob("tables/files/0*.parquet")), copies[1])
     copies[2].write_bytes(b"PAR1")
     shutil.copy(min(metadata.glob("*-m0.avro")), copies[3])
     answer = purged(lake, 777_123, **settings)
     assert answer.code == ExitCode.PUBLISH
-    others = [path.as_uri() for path in copies]
-    assert f"{url}: NOT ERASED: {', '.join(others[:3])} can have a purged file. " in answer.out
+    others, former = ([path.as_uri() for path in paths] for paths in (copies, ledgers))
+    assert f"{url}: NOT ERASED: {', '.join([*former, *others[:3]])} can have a purged file. " in answer.out
     assert f"Iceberg tables at {url}: NOT ERASED: {', '.join(others)} can have a purged file. " in answer.out
-    for path in copies:
+    for path in (*copies, *ledgers):
         path.unlink()
     answer = purged(lake, 777_123, **settings)
     assert answer.code == ExitCode.OK
