@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import os
 import random
 import resource
@@ -43,7 +44,6 @@ _LIBRARIES: Final = (
     "structlog",
 )
 _SMALL_TEST: Final = "tests/test_rows.py"  # passes at least, if a mutant was noticed by a process without a failed test
-_SECONDS: Final = 900.0  # after which a mutant that makes tests wait counts as noticed
 _TEST_SECONDS: Final = 120  # of one test: a loop without end is noticed
 _ADDRESS_SPACE: Final = 8 * 1024**3  # bytes of one process: a mutant that never ends may grow without end
 
@@ -117,8 +117,8 @@ def draw_cases(areas: Sequence[str], *, count: int, seed: int) -> list[Case]:
     return cases[:count]
 
 
-def is_noticed(case: Case, tests: Sequence[str], folder: Path) -> tuple[bool, str]:
-    """Return whether tests fail on the mutant, and the first test that does."""
+def is_noticed(case: Case, tests: Sequence[str], folder: Path, seconds: float) -> tuple[bool, str]:
+    """Return whether tests fail on the mutant within so many seconds, and the first test that does."""
     tree = folder / "tree"
     for name in _COPIED:
         source = ROOT / name
@@ -133,9 +133,9 @@ def is_noticed(case: Case, tests: Sequence[str], folder: Path) -> tuple[bool, st
     child = os.fork()
     if not child:
         _run_tests(tree, output, tests, _name_module(case.module))
-    status = _wait(child, _SECONDS)
+    status = _wait(child, seconds)
     failed = [line for line in output.read_text(errors="replace").splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return status != 0, "too slow" if status is None else failed[0].split(" - ")[0] if failed else f"status {status}"
+    return status not in {0, None}, failed[0].split(" - ")[0] if failed else f"status {status}"
 
 
 class _NearestFirst:
@@ -196,16 +196,16 @@ def _wait(child: int, seconds: float) -> int | None:
     return None
 
 
-def _run_in_new_folder(case: Case, tests: Sequence[str]) -> tuple[bool, str]:
+def _run_in_new_folder(case: Case, tests: Sequence[str], seconds: float) -> tuple[bool, str]:
     with tempfile.TemporaryDirectory(prefix="scanlake-mutant-", ignore_cleanup_errors=True) as folder:
-        return is_noticed(case, tests, Path(folder))
+        return is_noticed(case, tests, Path(folder), seconds)
 
 
 @cache
 def _require_pass(test: str) -> None:
     """End the program if a test that has noticed a mutant fails without one too."""
     unchanged = Case("", "pyproject.toml", Mutant(1, 0, 0, ""))
-    if _run_in_new_folder(unchanged, [test])[0]:
+    if _run_in_new_folder(unchanged, [test], math.inf)[0]:
         sys.exit(f"{test} fails without a mutant")
 
 
@@ -216,6 +216,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="the same mutants for the same seed and sources (1)")
     parser.add_argument("--only", action="append", choices=sorted(AREAS), help="an area; repeatable")
     parser.add_argument("--skip", type=int, default=0, help="leave out the first mutants of the draw, done before")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="what they do not notice by then survives")
     parser.add_argument("--show", action="store_true", help="print the mutants and run nothing")
     arguments = parser.parse_args()
     cases = draw_cases(arguments.only or sorted(AREAS), count=arguments.count, seed=arguments.seed)
@@ -227,7 +228,7 @@ def main() -> None:
             print(f"{number}. {case.describe()}")
             continue
         began = time.monotonic()
-        noticed, by = _run_in_new_folder(case, AREAS[case.area].tests)
+        noticed, by = _run_in_new_folder(case, AREAS[case.area].tests, arguments.seconds)
         if noticed:
             is_named = by.startswith(("FAILED ", "ERROR "))
             _require_pass(by.split(" ", maxsplit=1)[1].split("[")[0] if is_named else _SMALL_TEST)
