@@ -83,11 +83,11 @@ async def test_a_child_has_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**{name: f"{CANARY}{name}" for name in names}, "SCANLAKE_TOKEN_FILE": "token"}.items():
         monkeypatch.setenv(name, value if name != "COPY_OF_IT" else CANARY + names[0])
     before = set(children_of(os.getpid()))
-    async with start_command(["--version"], limits=ChildLimits()):
-        worker = WorkerProcess("slow", _WORKER)
+    worker = WorkerProcess("slow", _WORKER)
+    async with start_command(["--version"], limits=ChildLimits()):  # soon at its end, and then without environment
         children = set(children_of(os.getpid())) - before
         environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in children]  # noqa: ASYNC240 - in memory
-        worker.close()
+    worker.close()
     assert [CANARY.encode() in environment for environment in environments] == [False, False]
     assert all(b"SCANLAKE_TOKEN_FILE=token" in environment for environment in environments)
     for command, expected in (("sync", {"SCANLAKE_TOKEN_NORTH"}), ("backup", set())):
