@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline import cli
-from pipeline.emulator import Emulator
+from pipeline.emulator import Emulator, ImageOptions
 from tests.commands.cli_process import called, variables
 from tests.docs.json_page import list_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
@@ -29,9 +30,32 @@ COMMANDS: Final = (
     ("report", "--where", "TRUE", "--dry-run"),
     ("report", "--where", "TRUE", "--out", "audit"),
     ("export", "out", "--format", "csv"),
+    ("files",),
+    ("query", "FROM files"),
+    ("query", "FROM files", "--out", "files.csv"),
+    ("images",),
+    ("images", "--dry-run"),
+    ("images export", "--out", "pictures"),
+    ("share", "{id}"),
     ("backup", "copy"),
+    ("restore", "copy", "restored"),
+    ("publish", "--to", "{folder}/target"),
+    ("rebuild",),
     ("rollback", "1", "--yes"),
+    ("rollback", "--undo"),
+    ("purge", "{id}", "--dry-run"),
+    ("purge", "{id}", "--yes"),
 )
+_KINDS: Final[dict[str, Callable[[Any], bool]]] = {
+    "integer": lambda value: type(value) is int,
+    "number": lambda value: type(value) in {int, float},
+    "text": lambda value: isinstance(value, str),
+    "path": lambda value: isinstance(value, str),
+    "instant": lambda value: bool(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", str(value))),
+    "object": lambda value: isinstance(value, dict),
+    "`true`": lambda value: isinstance(value, bool),
+    "`null`": lambda value: value is None,
+}
 
 
 def differing_keys(value: Any, path: str, declared: AbstractSet[str]) -> Iterator[str]:
@@ -52,15 +76,47 @@ def differing_keys(value: Any, path: str, declared: AbstractSet[str]) -> Iterato
                 yield from differing_keys(item, f"{prefix}{name}", declared)
 
 
+def is_of_kind(value: Any, kind: str) -> bool:
+    """Whether a value is of one of the kinds that docs/json.md names for its key."""
+    for one in kind.split(" or "):
+        if one.startswith("list of: "):
+            if isinstance(value, list) and all(is_of_kind(item, one.removeprefix("list of: ")) for item in value):
+                return True
+        elif (is_one := _KINDS.get(one.partition(":")[0])) is not None:
+            if is_one(value):
+                return True
+        elif value == one.strip("`"):  # a word of a few
+            return True
+    return False
+
+
+def mistyped(value: Any, path: str, kinds: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
+    """Yield each declared key of an object whose value is of another kind."""
+    if path in kinds and not is_of_kind(value, kinds[path]):
+        yield path, kinds[path], value
+    if isinstance(value, list):
+        for item in value:
+            yield from mistyped(item, f"{path}[]", kinds)
+    elif isinstance(value, dict):
+        by_name = any(key.startswith(f"{path}.*.") for key in kinds)
+        for name, item in value.items():
+            yield from mistyped(item, f"{path}.{'*' if by_name else name}".lstrip("."), kinds)
+
+
 async def test_every_key_is_declared(tmp_path: Path) -> None:
-    """Each command prints `ok`, `exit_code` and the declared keys, at every depth."""
-    async with Emulator(6, seed=3) as emulator:
-        for command in COMMANDS:
-            answer = await called(tmp_path, *command, "--json", **variables(emulator))
+    """Each command prints `ok`, `exit_code` and the declared keys, at every depth, with values of the declared kinds.
+
+    Each instant is one text, whichever command prints it.
+    """
+    async with Emulator(6, seed=3, images=ImageOptions()) as emulator:
+        for words in COMMANDS:
+            command = [word.format(id=next(iter(emulator.world.records)), folder=tmp_path.as_uri()) for word in words]
+            answer = await called(tmp_path, *command[0].split(), *command[1:], "--json", **variables(emulator))
             printed = dict(answer.json)
             assert printed.pop("exit_code") == answer.code, command
             assert printed.pop("ok") is (answer.code == 0), command
             result_type = importlib.import_module(cli.COMMANDS[command[0]].module).RESULT
-            variants = [list_keys(variant).keys() for variant in getattr(result_type, "__args__", [result_type])]
-            differing = [sorted(differing_keys(printed, "", declared)) for declared in variants]
+            variants = [list_keys(variant) for variant in getattr(result_type, "__args__", [result_type])]
+            differing = [sorted(differing_keys(printed, "", declared.keys())) for declared in variants]
             assert [] in differing, (command, differing)
+            assert list(mistyped(printed, "", variants[differing.index([])])) == [], command
