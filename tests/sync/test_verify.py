@@ -135,9 +135,12 @@ async def test_deep_compares_contents(lake: Path) -> None:
         deep = await verified(emulator, lake, VerifyMode(deep=1.0))
         assert (deep.details_checked, deep.details_differing) == (20, 6)
         check_equal(lake, emulator)
-        shares = [await verified(emulator, lake, VerifyMode(deep=0.2)) for _ in range(5)]
-        assert [(share.details_checked, share.details_differing) for share in shares] == [(4, 0)] * 5
-        assert "details of 4 of 20 files compared: no differences" in format_verification(shares[0])
+        change_unseen(emulator, emulator.world.pick_random(3))
+        shares = [await verified(emulator, lake, VerifyMode(deep=0.2)) for _ in range(6)]
+        assert [share.details_checked for share in shares] == [4] * 6
+        assert sum(share.details_differing for share in shares[:5]) == 3
+        check_equal(lake, emulator)
+        assert "details of 4 of 20 files compared: no differences" in format_verification(shares[5])
         change_unseen(emulator, list(emulator.world.records)[1:])
         deep = await verified(emulator, lake, VerifyMode(deep=0.05))
         assert (deep.details_checked, deep.details_differing, deep.consistent) == (20, 19, True)
