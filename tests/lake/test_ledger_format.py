@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
+import shutil
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import duckdb
 import pytest
@@ -18,9 +20,9 @@ from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_format import FORMAT, create_tables
 from pipeline.version import __version__
 from tests.lake.lake_builder import AT, commit
+from tests.lake.operations import called
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ROOT = Path(__file__).resolve().parents[2]
 
 _COMMANDS = (
     "status",
@@ -72,6 +74,18 @@ def test_another_format_is_refused(
     assert content(lake) == before
     with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as reader:
         assert reader.execute("SELECT files FROM meta.freshness").fetchall() == [(1,)]
+
+
+def test_the_lake_of_each_release_is_opened(tmp_path: Path) -> None:
+    """Each release has a lake of its version in `tests/lake/released`, which is opened, published and whole."""
+    released = Path(__file__).with_name("released")
+    versions = re.findall(r"^## \[(.+?)\] - \d", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(path.name for path in released.glob("*")) == sorted(versions)
+    for version in versions:
+        lake = shutil.copytree(released / version, tmp_path / version)
+        with Lake(lake, doing="test", must_exist=True) as held:
+            held.republish(at=AT)
+        assert called(lake, "check").code == ExitCode.OK, version
 
 
 def test_a_lost_ledger_of_another_format_is_not_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
