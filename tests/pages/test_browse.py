@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 import duckdb
 
 from pipeline.lake.lake import Lake
-from pipeline.pages.catalog_access import describe_snapshot
+from pipeline.pages.catalog_access import describe_snapshot, read_query
 from pipeline.pages.sql_view import DOCUMENTED_QUERIES
 from tests.forked_process import forked_children
 from tests.lake.lake_builder import AT, commit
@@ -134,6 +134,17 @@ def test_the_pages_of_a_table_have_each_row_once(
                 assert f"Rows {(page - 1) * size + 1:,} to {min(page * size, len(rows)):,} of {len(rows):,}" in text
                 shown += [row[: len(rows[0])] for row in table_rows(text)]
     assert shown == [[str(value) for value in row] for row in rows]
+
+
+def test_a_page_of_a_view_reads_its_files_alone(visitor: Visitor, populated_lake: PopulatedLake) -> None:
+    """Of a view the values are computed for a page's files, not for all: a page takes as long in a large lake."""
+    with patch("pipeline.pages.table_view.read_query", wraps=read_query) as queries:
+        visitor.get("/browse/table/file_summary?page=2")
+    ((lowest, highest),) = asked(
+        populated_lake.folder,
+        "SELECT min(file_id), max(file_id) FROM (SELECT file_id FROM files ORDER BY file_id LIMIT 50 OFFSET 50)",
+    )
+    assert f"WHERE file_id BETWEEN {lowest} AND {highest}" in queries.call_args.args[1]
 
 
 @every(
