@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
@@ -99,4 +100,21 @@ async def test_ages_go_on_while_the_page_lies_there(browser: Tab, small_lake: Pa
         await browser.send("Page.removeScriptToEvaluateOnNewDocument", identifier=fake["identifier"])
         assert await browser.ask("document.querySelector('.lead time').textContent") == says
         assert await browser.ask("document.querySelector('[data-old-after]').checkVisibility()") is fine
+        assert browser.complaints == []
+
+
+@pytest.mark.soak
+async def test_two_keys_run_a_query(browser: Tab, small_lake: Path) -> None:
+    """Ctrl+Enter in the box of the SQL page runs its query, as the button does."""
+    with open_browse(small_lake) as visitor:
+        await browser.show(visitor.address)
+        await browser.show(f"{visitor.root}/browse/sql")
+        await browser.ask("const box = document.getElementById('query'); box.value = 'SELECT 6 * 7'; box.focus()")
+        loads = browser.loads
+        key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "modifiers": 2}
+        await browser.send("Input.dispatchKeyEvent", type="rawKeyDown", **key)
+        async with asyncio.timeout(60):
+            while browser.loads == loads:
+                await asyncio.sleep(0.02)
+        assert await browser.ask("document.querySelector('section[aria-labelledby=result] td').textContent") == "42"
         assert browser.complaints == []
