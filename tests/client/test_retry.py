@@ -8,9 +8,11 @@ from typing import Any, Final
 import pytest
 
 from pipeline.client.client import Client
-from pipeline.client.errors import AttemptError, ThrottledError
+from pipeline.client.errors import AttemptError, RequestRejectedError, ThrottledError
+from pipeline.client.rate_limiter import RateLimiter
 from pipeline.client.retry import BUDGET_CAPACITY, RetryBudget, RetryPolicy, TimeSource
 from pipeline.emulator import Emulator
+from schemas.requests import FileQuery, ShareRequest
 
 pytestmark = pytest.mark.virtual_time
 
@@ -126,3 +128,16 @@ async def test_cancelling_ends_a_pause() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert asyncio.get_running_loop().time() == pytest.approx(2.0, abs=0.001)
+
+
+async def test_the_limiter_is_told_how_long_an_answer_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers and refusals count with the seconds from sending to the answer, not with those of the clock."""
+    told = list[float]()
+    monkeypatch.setattr(RateLimiter, "on_success", lambda _limiter, latency: told.append(latency))
+    async with Emulator(1) as service, Client(service.base_url, service.token) as client:
+        service.set_faults(latency_ms=250)
+        await asyncio.sleep(100)
+        await client.list_files(FileQuery(limit=1))
+        with pytest.raises(RequestRejectedError):
+            await client.create_share(ShareRequest(reference="none has it"))
+    assert told == pytest.approx([0.25, 0.25], abs=0.01)
