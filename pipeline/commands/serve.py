@@ -1,6 +1,7 @@
 """`scanlake serve`: a lake in the browser, or its dashboard as one self-contained file."""
 
 import asyncio
+import os
 import stat
 import sys
 from datetime import UTC, datetime
@@ -91,6 +92,8 @@ def _serve(context: CommandContext, settings: Settings, port: int) -> ExitCode:
     access = CatalogAccess(settings)
     site = BrowseSite(access, settings.lake.resolve().name, lambda: _read_source(settings))
     asyncio.run(serve_pages(partial(_render, settings, access, is_served=True), site, port, announce))
+    if access.is_stuck:  # DuckDB's thread would wake up in an interpreter that ends, and abort the process
+        os._exit(ExitCode.OK)
     return ExitCode.OK
 
 

@@ -95,6 +95,11 @@ class CatalogAccess:
         """End what is running, and refuse what comes."""
         self._is_stopped = True
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a query still runs that could not be stopped."""
+        return self._abandoned is not None and not self._abandoned.done()
+
     @contextmanager
     def open(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """Open the catalog as `open_catalog` does, when no other caller has it open.
@@ -102,7 +107,7 @@ class CatalogAccess:
         Raises `LakeLockedError` while a query runs that could not be stopped.
         """
         while not self._lock.acquire(timeout=_INTERRUPT_SECONDS):
-            if self._is_stopped or (self._abandoned is not None and not self._abandoned.done()):
+            if self._is_stopped or self.is_stuck:
                 raise LakeLockedError("An earlier query cannot be stopped, and still runs.", hint=_STUCK_HINT)
         try:
             with open_catalog(self.settings) as lake:
