@@ -128,6 +128,30 @@ async def test_a_version_that_may_have_changed_meanwhile_is_fetched_again() -> N
         assert (len(in_flight), stats.skipped) == ((0, 1) if is_stable else (1, 0))
 
 
+async def test_a_commit_during_a_look_up_is_seen() -> None:
+    """A file that is committed while a second window asks for it is asked for once more, and not fetched again."""
+    item = ListItem(1, None, 5_000_000, b'{"id": 1}')
+    asked = 0
+    stored: dict[int, FileVersionRecord] = {}
+
+    async def lookup(_: Sequence[int]) -> dict[int, FileVersionRecord]:
+        nonlocal asked
+        asked, answer = asked + 1, dict(stored)
+        assert asked < 9
+        if asked == 2:
+            stored[1] = stored_version(
+                1, updated_at=item.updated_at, fetched_at=6_000_000, digest=content_digest(item.raw), is_stable=True
+            )
+            in_flight.on_committed([task])
+        return answer
+
+    in_flight = InFlightFiles(WITH_DETAILS, CrawlStats(), run_id="run", lookup=lookup)
+    await in_flight.submit([item], ListedWindow(Window(0, 10)))
+    task = await in_flight.next_task()
+    await in_flight.submit([item], ListedWindow(Window(5, 10)))
+    assert (asked, len(in_flight)) == (3, 0)
+
+
 WORKERS: Final = 8
 COMMIT: Final = 20
 MIB: Final = 1024**2
