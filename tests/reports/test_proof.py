@@ -213,15 +213,17 @@ async def test_a_template_without_references(scene: Scene, tmp_path: Path, monke
 
 
 @pytest.mark.virtual_time
+@pytest.mark.parametrize("ready_seconds", [0.0, 100.0])
 async def test_a_pdf_without_references_is_no_proof_beside_one_with_them(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, ready_seconds: float
 ) -> None:
-    """A PDF that was certified without references is ordered again when a later one shows them: the template does."""
-    monkeypatch.setattr("pipeline.reports.certification._EVERY_SECONDS", 0.0)
+    """A PDF without references is ordered again when one shows them, with it or later: the template does."""
+    if ready_seconds:
+        monkeypatch.setattr("pipeline.reports.certification._EVERY_SECONDS", 0.0)
     emulator = scene.emulator
     emulator.set_quirks(report_shows="nothing")
-    ready_later = partial(emulator.set_quirks, report_shows="id-and-reference", report_ready_seconds=100.0)
-    Script(emulator, report_2=ready_later)
+    shows = partial(emulator.set_quirks, report_shows="id-and-reference", report_ready_seconds=ready_seconds)
+    Script(emulator, report_2=shows)
     await scene.run(Selection("ids", ids=tuple(scene.keys[:20])))
     states = sorted((order["name"][:11], order["state"]) for order in read_manifest(scene.out)["orders"])
     again = [("report-0001", "delivered"), ("report-0001", "superseded")]
