@@ -47,7 +47,7 @@ def write_image_table(writer: TableWriter, ledger: LedgerQueries, *, since_chang
     db = writer.db
     for rows in _iter_image_tables(ledger, since_change=since_change):
         db.register("incoming", rows)
-        if writer.has_rows:
+        if since_change:
             keys = ", ".join(IMAGE_KEY)
             db.execute(f"DELETE FROM main.{IMAGES_TABLE} WHERE ({keys}) IN (SELECT ({keys}) FROM incoming)")
         db.execute(f"INSERT INTO main.{IMAGES_TABLE} FROM incoming")

@@ -61,7 +61,7 @@ def build_tables(
     """Write a catalog to the new file `path`, from the parts."""
     empty = _create_empty(path, layout)
     with fill_database(path, spill=layout.spill_dir, memory_limit=memory_limit) as db:
-        writer = TableWriter(db, has_rows=False)
+        writer = TableWriter(db)
         write_superseded_versions(writer, ledger)
         # In their order: the definitions of workflows depend on the runs.
         rows = sum(_insert_sorted(db, layout, spec, table) for table in TABLES if spec.parts_of(table.name))
@@ -74,7 +74,7 @@ def update_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogS
     since_seq = base["commit_seq"]
     keeps_row_groups = path.stat().st_size > _MAX_MERGED_BYTES
     with update_database(path, spill=layout.spill_dir, keeps_row_groups=keeps_row_groups) as db:
-        writer = TableWriter(db, has_rows=True)
+        writer = TableWriter(db)
         write_superseded_versions(writer, ledger)
         changed = select_changed_files_sql(layout, spec, since_seq=since_seq)
         db.execute(f"CREATE TEMP TABLE {CHANGED_FILES} AS {changed}")
@@ -98,7 +98,7 @@ def _create_empty(path: Path, layout: LakeLayout) -> DeltaBase:
         path.write_bytes(content)
         return base
     with create_database(path, spill=layout.spill_dir) as db:
-        writer = TableWriter(db, has_rows=False)
+        writer = TableWriter(db)
         create_empty_tables(db)
         for table in TABLES:
             comments = [(column.name, column.comment) for column in list_columns(table)]
@@ -174,7 +174,7 @@ def _write_records(
     write_image_table(writer, ledger, since_change=base.get("image_change", 0))
     views = list_views(writer.db)
     hashes = write_views(writer, [view for view in views if view.sql], base["views"])
-    if hashes != base["views"] or not writer.has_rows:
+    if hashes != base["views"]:  # always in a new catalog: an empty one has not the wide views
         write_dictionary(writer, views)
     write_meta(writer, ledger, spec)
     return {**base, "commit_seq": spec.snapshot.commit_seq, "views": hashes, "image_change": image_change}

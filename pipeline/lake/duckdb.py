@@ -152,13 +152,9 @@ def _limit_resources(db: duckdb.DuckDBPyConnection, spill: Path, memory_limit: s
 
 
 class TableWriter(Struct, frozen=True):
-    """Writes small tables through a connection.
-
-    `has_rows`: the tables can have rows, which are replaced.
-    """
+    """Writes small tables through a connection."""
 
     db: duckdb.DuckDBPyConnection
-    has_rows: bool
 
     def create(self, name: str, comment: str, columns: Sequence[tuple[str, str, str]]) -> None:
         """Create a table without rows; `columns` has (name, SQL type, comment) of each column."""
@@ -168,8 +164,7 @@ class TableWriter(Struct, frozen=True):
 
     def fill(self, name: str, rows: pa.Table) -> None:
         """Write all rows of a table, instead of those that it has."""
-        if self.has_rows:
-            self.db.execute(f"DELETE FROM {name}")
+        self.db.execute(f"DELETE FROM {name}")
         if rows.num_rows:
             self.db.register("incoming", rows)
             self.db.execute(f"INSERT INTO {name} FROM incoming")

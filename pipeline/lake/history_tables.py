@@ -65,7 +65,7 @@ def write_history(writer: TableWriter, layout: LakeLayout, spec: CatalogSpec, *,
             db.execute(f"INSERT INTO {_VERSIONS} {former} ORDER BY file_id, commit_seq")
             db.unregister("incoming")
     versions = _VERSIONS
-    if writer.has_rows:
+    if since_seq:
         changed = f"WHERE file_id IN (SELECT file_id FROM {CHANGED_FILES})"
         db.execute(f"DELETE FROM {_EVENTS} {changed}")
         versions = f"(FROM {_VERSIONS} {changed})"

@@ -92,7 +92,7 @@ def stored(lake: Path) -> duckdb.DuckDBPyConnection:
     with closing(Ledger(layout.ledger)) as ledger:
         record = SnapshotRecord(0, 0, "", complete=False, commit_seq=0, files=0, watermark=None)
         spec = CatalogSpec(record, ledger.parts(), has_superseded_rows=True)
-        write_superseded_versions(TableWriter(db, has_rows=False), ledger)
+        write_superseded_versions(TableWriter(db), ledger)
     for table in TABLES:
         db.execute(f"CREATE VIEW {table.qualified_name} AS {select_rows_sql(layout, spec, table)}")
     for view in (WORKFLOWS, WORKFLOW_STEPS, PROGRESS):
