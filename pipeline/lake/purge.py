@@ -8,6 +8,7 @@ open keep it until they close it.
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from contextlib import closing, suppress
 from itertools import chain
@@ -32,7 +33,7 @@ from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from pipeline.lake.lake import Lake
@@ -108,6 +109,7 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int, mark: str) -
     snapshot_count = len(list_snapshots(layout))
     with ledger.transaction() as db:
         ledger_writes.replace_parts(db, (part.name for part in old), new, at=at)
+        _forget_reports(db, selected, references)
         for table in _TABLES_BY_FILE:
             db.executemany(f"DELETE FROM {table} WHERE file_id = ?", [(file_id,) for file_id in selected])
         # The ids of a verification would still name a purged file.
@@ -123,6 +125,32 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int, mark: str) -
         ledger_writes.require_publish(db)
     record = lake.republish(at=at)  # deletes the old parts and snapshots too
     return PurgeResult(selected, tuple(sorted(stored)), len(old), snapshot_count, record.snapshot)
+
+
+def _forget_reports(db: sqlite3.Connection, file_ids: Iterable[int], references: Sequence[str]) -> None:
+    """Delete what the request log has of files: their rows, the orders of batches without others, their references."""
+    rows = [(file_id, None) for file_id in file_ids] + [(None, reference) for reference in references]
+    batches = set[tuple[str, int]]()
+    for row in rows:
+        batches.update(
+            db.execute(
+                "SELECT job, batch FROM report_file WHERE file_id = ?1 AND batch IS NOT NULL"
+                " UNION SELECT job, batch FROM report_batch WHERE group_name = ?2",
+                row,
+            )
+        )
+    db.executemany("DELETE FROM report_file WHERE file_id = ?1 OR (file_id IS NULL AND reference = ?2)", rows)
+    for table in ("report_order", "report_batch"):
+        db.executemany(
+            f"DELETE FROM {table} WHERE job = ?1 AND batch = ?2"
+            " AND NOT EXISTS (SELECT 1 FROM report_file WHERE job = ?1 AND batch = ?2)",
+            batches,
+        )
+    for reference in references:
+        name = re.compile(rf"(?<!\w){re.escape(json.dumps(reference)[1:-1])}(?!\w)")
+        options = db.execute("SELECT job, options FROM report_job").fetchall()
+        replaced = [(name.sub("purged", text), job) for job, text in options if name.search(text)]
+        db.executemany("UPDATE report_job SET options = ? WHERE job = ?", replaced)
 
 
 # Where the files are

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sqlite3
 import sys
@@ -18,8 +19,10 @@ from pipeline.errors import SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
 from pipeline.lake.purge import purge
+from pipeline.lake.request_log import FileConfirmation, OrderState, ReportBatch, ReportJob, ReportJobFile, RequestLog
 from pipeline.lake.rollback import plan_rollback, roll_back
 from pipeline.maintenance.repair import repair_files
+from pipeline.reports.models import JobOptions
 from tests.lake.corruption import checked
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit, facts, insert_reject, state, undeclared_parts
@@ -88,6 +91,41 @@ def test_the_names_of_its_fields_and_questions_are_not_found(tmp_path: Path) -> 
     purged(lake, 1)
     after = everything(lake)
     assert [(name in before, name in after) for name in names] == [(True, False)] * 2
+
+
+def test_the_request_log_forgets_it(lake: Path) -> None:
+    """A report of a purged file alone, its reference as a group and in the options of a job: nothing of it is found.
+
+    What the log has of other files stays, also of one whose reference is longer.
+    """
+    files = {1: "ref 1", 2: "ref 2", 12: "ref 12"}
+    selection = {"kind": "reference", "references": list(files.values()), "per_file": True}
+    options = JobOptions("http://service", selection, title="About ref 1 and ref 2.").to_json()
+    batches = [ReportBatch(place, f"{place:04}", name, split=False, files=(key,)) for place, (key, name) in
+               enumerate(files.items(), 1)]  # fmt: skip
+    with Lake(lake, doing="test") as held:
+        commit(held, dict.fromkeys(files, 0))
+        held.publish("", at=AT, complete=True, watermark=None)
+        log = RequestLog(held.ledger)
+        selected = [ReportJobFile(place, key, name, name, None) for place, (key, name) in enumerate(files.items())]
+        log.create(ReportJob("job", "folder", options, "{}", AT), selected, batches)
+        for batch in batches:
+            confirmed = {key: FileConfirmation(AT, AT, "list") for key in batch.files}
+            order = log.record_order("job", batch, AT, confirmed)
+            log.update(
+                "job",
+                order,
+                state=OrderState.DELIVERED,
+                pdf=f"{batch.group_name}.pdf",
+                url=f"http://x/{batch.group_name}",
+            )
+    before = set(re.findall(r"ref \d+", everything(lake)))
+    purged(lake, 1)
+    assert before - set(re.findall(r"ref \d+", everything(lake))) == {"ref 1"}
+    with Lake(lake, doing="test") as held:
+        log = RequestLog(held.ledger)
+        assert [batch.files for batch in log.batches("job")] == [(2,), (12,)]
+        assert [order.pdf for order in log.orders("job")] == ["ref 2.pdf", "ref 12.pdf"]
 
 
 async def test_nothing_of_it_is_found(history: History, tmp_path: Path) -> None:
