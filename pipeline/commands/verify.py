@@ -22,7 +22,7 @@ def run(
     context: CommandContext,
     *,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Report differences (exit code 4), but change nothing.")
+        bool, typer.Option("--dry-run", help="Report and record differences (exit code 4), but repair none.")
     ] = False,
     accept_deletions: Annotated[
         bool, typer.Option("--accept-deletions", help="Accept that more than 5 % of the files were deleted.")

@@ -130,11 +130,12 @@ class Ledger(LedgerQueries):
         with self.transaction() as db:
             ledger_writes.update_run(db, run_id, columns)
 
-    def record_verification(self, record: VerificationRecord) -> None:
-        """Record the result of a verify."""
+    def record_verification(self, record: VerificationRecord, *, repairs: bool = True) -> None:
+        """Record the result of a verify. One that found differences and `repairs` none makes no later one needless."""
         with self.transaction() as db:
             insert(db, "verification", asdict(record))
-            set_properties(db, last_verify_at=record.verified_at)
+            if repairs or record.consistent:
+                set_properties(db, last_verify_at=record.verified_at)
 
     # Commits
 

@@ -95,7 +95,7 @@ class ManifestOrder(_Model):
 class ManifestDeletions(_Model):
     """The deletions that the lake had detected when the files were selected.
 
-    `known_up_to` is the time of the last verify, None if the lake was never verified.
+    `known_up_to` is the time of the last verify but those that only reported differences, None before the first.
     """
 
     known_up_to: str | None

@@ -371,7 +371,7 @@ class _Verify:
             unproven_windows=unproven_windows,
             ids=differences.ids_as_json(),
         )
-        run.ledger.record_verification(verification)
+        run.ledger.record_verification(verification, repairs=not self._mode.check_only)
         # A commit makes the catalog outdated: if this process is killed now, the next run publishes the record.
         run.lake.commit(run.sink.new_commit())
         snapshot = run.finish("done")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DRY = VerifyMode(check_only=True)
+LAST_VERIFY = "SELECT value FROM lake_property WHERE name = 'last_verify_at'"
 
 
 def change_unseen(emulator: Emulator, keys: Iterable[int]) -> None:
@@ -70,11 +71,14 @@ async def test_deletions_missing_and_stale(lake: Path) -> None:
         found = await verified(emulator, lake, DRY)
         assert (found.deleted, found.missing, found.stale, found.consistent) == (12, 5, 1, False)
         assert (len(asked(lake, "SELECT * FROM file_version")), count_files(lake)) == (35, 35)
+        assert asked(lake, LAST_VERIFY) == [], "the lake still has what the service has deleted"
         found = await verified(emulator, lake)
+        (first,) = asked(lake, LAST_VERIFY)
         assert (found.deleted, found.missing, found.stale, found.consistent) == (12, 5, 1, True)
         check_equal(lake, emulator, history=True)
-        again = await verified(emulator, lake)
+        again = await verified(emulator, lake, DRY)
         assert (again.deleted, again.missing, again.stale) == (0, 0, 0)
+        assert asked(lake, LAST_VERIFY) not in ([], [first])
         with opened(lake) as db:
             rows = db.execute("SELECT file_id, scan_code IS NULL FROM deleted_files ORDER BY file_id").fetchall()
         assert rows == [(key, False) for key in sorted(gone)]
