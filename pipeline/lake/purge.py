@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 MAX_FILE_ID: Final = 2**63 - 1
 _TABLES_BY_FILE: Final = ("file_version", "superseded_version", "reject", "refetch_queue", "report_file")
+_WRITTEN_OPTIONS: Final = ("selection", "title", "purpose")
+"""Options of a report job that people write."""
 _BATCH_ROWS: Final = 1_000
 _ID_IN_JSON_GLOB: Final = "*[^0-9]{}[^0-9]*"  # an id in the JSON of a verification
 _MAX_SHOWN_IDS: Final = 10
@@ -128,29 +130,41 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int, mark: str) -
 
 
 def _forget_reports(db: sqlite3.Connection, file_ids: Iterable[int], references: Sequence[str]) -> None:
-    """Delete what the request log has of files: their rows, the orders of batches without others, their references."""
+    """Delete what the request log has of files: their rows, batches and orders without others, their references."""
     rows = [(file_id, None) for file_id in file_ids] + [(None, reference) for reference in references]
     batches = set[tuple[str, int]]()
-    for row in rows:
+    of_file = "(file_id = ?1 OR (file_id IS NULL AND reference = ?2))"
+    for row in rows:  # a file may have left its batch, and a batch that was split has none
         batches.update(
             db.execute(
-                "SELECT job, batch FROM report_file WHERE file_id = ?1 AND batch IS NOT NULL"
-                " UNION SELECT job, batch FROM report_batch WHERE group_name = ?2",
+                f"SELECT job, batch FROM report_file WHERE {of_file} AND batch IS NOT NULL UNION SELECT job, batch FROM"
+                f" report_batch JOIN (SELECT job, group_name FROM report_file WHERE {of_file}) USING (job, group_name)",
                 row,
             )
         )
-    db.executemany("DELETE FROM report_file WHERE file_id = ?1 OR (file_id IS NULL AND reference = ?2)", rows)
+    db.executemany(f"DELETE FROM report_file WHERE {of_file}", rows)
     for table in ("report_order", "report_batch"):
         db.executemany(
             f"DELETE FROM {table} WHERE job = ?1 AND batch = ?2"
             " AND NOT EXISTS (SELECT 1 FROM report_file WHERE job = ?1 AND batch = ?2)",
             batches,
         )
-    for reference in references:
-        name = re.compile(rf"(?<!\w){re.escape(json.dumps(reference)[1:-1])}(?!\w)")
-        options = db.execute("SELECT job, options FROM report_job").fetchall()
-        replaced = [(name.sub("purged", text), job) for job, text in options if name.search(text)]
-        db.executemany("UPDATE report_job SET options = ? WHERE job = ?", replaced)
+    if references:
+        words = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, references))})(?!\w)")
+        for job, text in db.execute("SELECT job, options FROM report_job").fetchall():
+            options = json.loads(text)
+            written = {name: _without_words(options.get(name), words) for name in _WRITTEN_OPTIONS}
+            changed = json.dumps(options | written, sort_keys=True)
+            db.execute("UPDATE report_job SET options = ? WHERE job = ?", (changed, job))
+
+
+def _without_words(value: Any, words: re.Pattern[str]) -> Any:
+    """Return a value of JSON with other words in its texts."""
+    if isinstance(value, str):
+        return words.sub("purged", value)
+    if isinstance(value, list):
+        return [_without_words(item, words) for item in value]
+    return {name: _without_words(item, words) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 # Where the files are
