@@ -283,11 +283,16 @@ class LedgerQueries(ABC):
         return at
 
     def rows_to_embed(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield (table, row) of the small tables, and of histories the newest rows: a rebuild needs them."""
+        """Yield (table, row) of the small tables, and of histories the newest rows: a rebuild needs them.
+
+        Readers of the catalog see them. So they have no URL of a report, and nothing of a purge that is under way.
+        """
         tables = self._column("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
         for name in sorted(set(tables).difference(_DERIVED_TABLES)):
             newest = f" ORDER BY rowid DESC LIMIT {_MAX_HISTORY_ROWS}" if name in _HISTORY_TABLES else ""
-            yield from ((name, dict(row)) for row in self.query(f"SELECT * FROM {name}{newest}"))
+            condition = " WHERE name NOT LIKE 'purge%'" if name == "lake_property" else newest
+            hidden = {"url": None} if name == "report_order" else {}
+            yield from ((name, dict(row) | hidden) for row in self.query(f"SELECT * FROM {name}{condition}"))
 
 
 def _marks(values: Collection[object]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from typing import TYPE_CHECKING, Final
 from unittest.mock import patch
@@ -202,6 +203,22 @@ def test_rejects_and_orders_survive(lake: Path) -> None:
     assert "1 reject in meta.rejects" in told(lake, "check")
     assert asked(lake, "SELECT document FROM reject") == [(b"\xff\x00\xfe",)]
     assert asked(lake, "SELECT job, state FROM report_job") == [("j", "open")]
+
+
+def test_readers_of_a_catalog_see_no_secret_of_the_ledger(lake: Path) -> None:
+    """The copy of the ledger in a catalog has no URL of a report, and no name of a picture that a purge deletes."""
+    with Lake(lake, doing="test") as held:
+        with held.ledger.transaction() as db:
+            db.execute(
+                "INSERT INTO report_order (job, batch, attempt, name, state, files, intended_at, url)"
+                " VALUES ('job', 1, 1, 'report-0001', 'ordered', 1, 1, 'https://service/s3cret')"
+            )
+        held.ledger.set_properties(purged_pictures=["images/ab/c0ffee.png"])
+        held.republish_records(at=AT + 1)
+    with opened(lake) as catalog:
+        embedded = str(catalog.execute("FROM physical.ledger").fetchall())
+    assert "report-0001" in embedded
+    assert not {"s3cret", "c0ffee"}.intersection(re.findall(r"\w+", embedded))
 
 
 @every("damage", ["middle", "head", "text", "empty", "free list"])
