@@ -2,7 +2,6 @@
 
 import getpass
 import os
-import secrets
 import socket
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -80,7 +79,7 @@ def run(
         refusal = f"Erasing {files} cannot be undone. Nothing was erased."
         require_confirmation(_format_plan(plan), f"Erase {files}? This cannot be undone.", refusal=refusal)
     with open_writable_lake(settings, "purge") as lake:
-        result = purge(lake, file_ids, by=requester, at=now_us(), mark=secrets.token_hex(3))
+        result = purge(lake, file_ids, by=requester, at=now_us())
     published, copies = _erase_copies(context, settings, result.file_ids)
     text = _format_result(result) + "".join(map(_format_copy, copies))
     code = ExitCode.OK if all(copy.is_erased for copy in copies) else ExitCode.PUBLISH

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import sqlite3
 from contextlib import closing, suppress
 from itertools import chain
@@ -28,7 +29,7 @@ from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.image_records import delete_images
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.layout import write_read_only
-from pipeline.lake.parts import WRITE_OPTIONS, check_part_intact, describe_part, part_schema
+from pipeline.lake.parts import WRITE_OPTIONS, check_part_intact, describe_part, merged_part_name, part_schema
 from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES
 
@@ -93,7 +94,7 @@ def plan_purge(lake: Lake, file_ids: Sequence[int]) -> PurgePlan:
     return PurgePlan(selected, files, len(findings.parts), len(list_snapshots(lake.layout)) if has_work else 0)
 
 
-def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int, mark: str) -> PurgeResult:
+def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResult:
     """Purge files, requested by `by` at `at` (microseconds). Idempotent.
 
     Raises `SettingsError` when the lake has never had one of them, and `LakeCorruptedError` when a part cannot be
@@ -106,7 +107,7 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int, mark: str) -
     last = ledger.last_snapshot()
     if not stored and not in_progress:  # purged before
         return PurgeResult(selected, (), 0, 0, last.snapshot if last is not None else 0)
-    new = [rewritten for part in old for rewritten in _rewrite_part_without(lake, part, selected, mark)]
+    new = [rewritten for part in old for rewritten in _rewrite_part_without(lake, part, selected)]
     references = _references_of(lake, selected)
     snapshot_count = len(list_snapshots(layout))
     with ledger.transaction() as db:
@@ -290,13 +291,13 @@ def _references_of(lake: Lake, file_ids: Sequence[int]) -> list[str]:
         return [row[0] for row in db.execute(sql, {"ids": list(file_ids)}).fetchall()]
 
 
-def _rewrite_part_without(lake: Lake, part: Part, file_ids: Sequence[int], mark: str) -> list[Part]:
+def _rewrite_part_without(lake: Lake, part: Part, file_ids: Sequence[int]) -> list[Part]:
     """Write the part again without the files, in the same order. Return no part if no rows are left."""
     check_part_intact(lake.layout, part)
     source = lake.layout.part_path(part.name)
     schema = part_schema(part.table_name)
-    number = source.stem.split("-")[2:]
-    target = source.with_name("-".join([f"{part.last_commit_seq:012d}", mark, *(number or ["0000"])]) + ".parquet")
+    # A name of its own each time: parts of one rebuild differ in nothing but their random word.
+    target = source.with_name(merged_part_name(part.span, secrets.token_hex(3), 0))
     columns = ", ".join(f'"{name}"' for name in schema.names)
     ids = ", ".join(str(int(file_id)) for file_id in file_ids)
     row_count = 0

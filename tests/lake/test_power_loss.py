@@ -44,7 +44,7 @@ def work(lake: Path) -> None:
                 held.republish_records(at=AT + 11)
             (compact_all if number == 1 else compact)(held, made)
     with Lake(lake, doing="purge") as held:
-        purge(held, [2], by="test", at=AT + 20, mark="abcdef")
+        purge(held, [2], by="test", at=AT + 20)
 
 
 @pytest.fixture(scope="module")

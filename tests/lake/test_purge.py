@@ -22,6 +22,7 @@ from pipeline.lake.models import RunRecord
 from pipeline.lake.purge import purge
 from pipeline.lake.request_log import FileConfirmation, OrderState, ReportBatch, ReportJob, ReportJobFile, RequestLog
 from pipeline.lake.rollback import plan_rollback, roll_back
+from pipeline.maintenance.rebuild import rebuild
 from pipeline.maintenance.repair import repair_files
 from pipeline.reports.models import JobOptions
 from tests.lake.corruption import checked
@@ -77,7 +78,7 @@ def eventful(emulator: Emulator) -> int:
 def purged(lake: Path, *file_ids: int) -> Any:
     """Purge as the command does."""
     with Lake(lake, doing="purge") as held:
-        return purge(held, file_ids, by="the data protection officer", at=1_700_000_000_000_000, mark="abcdef")
+        return purge(held, file_ids, by="the data protection officer", at=1_700_000_000_000_000)
 
 
 def test_the_names_of_its_fields_and_questions_are_not_found(tmp_path: Path) -> None:
@@ -92,6 +93,22 @@ def test_the_names_of_its_fields_and_questions_are_not_found(tmp_path: Path) -> 
     purged(lake, 1)
     after = everything(lake)
     assert [(name in before, name in after) for name in names] == [(True, False)] * 2
+
+
+def test_parts_of_one_rebuild_keep_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files in several parts that a rebuild has written under one commit are purged together."""
+    for name in ("_TASK_FILES", "_FILES_PER_PART"):
+        monkeypatch.setattr(f"pipeline.maintenance.rebuild.{name}", 1)
+    lake = tmp_path / "lake"
+    with Lake(lake, doing="test") as held:
+        commit(held, {1: 1, 2: 1})
+        commit(held, {3: 1, 4: 1})
+        held.publish("", at=AT, complete=True, watermark=AT)
+        rebuild(held)
+    assert purged(lake, 1, 3).parts > 2
+    with opened(lake) as db:
+        assert db.execute("SELECT file_id FROM files ORDER BY 1").fetchall() == [(2,), (4,)]
+    assert checked(lake, read_data=True).damage == []
 
 
 def test_the_request_log_forgets_it(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ class History:
     def purge(self, *file_ids: int) -> int:
         """Purge files; only one snapshot stays."""
         with Lake(self.root, doing="purge") as lake:
-            return purge(lake, file_ids, by="the test", at=now_us(), mark="abcdef").snapshot
+            return purge(lake, file_ids, by="the test", at=now_us()).snapshot
 
     def roll_back(self, number: int) -> int:
         """Publish the contents of a snapshot again, and let later syncs run."""

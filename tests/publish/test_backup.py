@@ -62,7 +62,7 @@ async def test_a_backup_becomes_a_lake_again(store: ObjectStore, tmp_path: Path)
         assert backed_up(folder, store).uploaded > 0
         before = {item.path for item in store.list()}
         with Lake(folder, doing="purge") as held:
-            purge(held, emulator.world.pick_random(1), by="tester", at=now_us(), mark="abcdef")
+            purge(held, emulator.world.pick_random(1), by="tester", at=now_us())
             count = len(held.ledger.parts())
         backed_up(folder, store)
         assert before - {item.path for item in store.list()}, "objects with the file are deleted"
