@@ -63,10 +63,19 @@ class Ledger(LedgerQueries):
             self._db.backup(copy)
 
     def vacuum_securely(self) -> None:
-        """Overwrite deleted rows on disk, in the ledger's file and in its log."""
+        """Overwrite deleted rows on disk, in the ledger's file and in its log.
+
+        Raises `StorageError` while another process reads them: SQLite waits half a minute for it.
+        """
         with self._lock, self._reader.lock, self._translate_errors():
-            for statement in ("PRAGMA secure_delete = ON", "VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
+            for statement in ("PRAGMA secure_delete = ON", "VACUUM"):
                 self._db.execute(statement).fetchall()
+            (is_busy, *_) = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if is_busy:
+            raise StorageError(
+                f"{self._path}: Another process reads rows that were deleted.",
+                hint="Close it (a shell of SQLite, a backup tool), then run the command again.",
+            )
 
     def empty_log(self) -> None:
         """Move the log's content into the ledger's file: on a full disk this makes room for one more transaction."""
@@ -326,8 +335,8 @@ def integrity_problem(path: Path) -> str | None:
     return None if tables else "not a ledger"
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
+def _connect(path: Path, timeout: float = 30.0) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=timeout)
     db.row_factory = sqlite3.Row
     return db
 

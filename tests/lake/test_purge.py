@@ -16,7 +16,8 @@ import pytest
 from msgspec.structs import replace
 
 from pipeline.atomic_files import damaged_name, temp_name
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, StorageError
+from pipeline.lake import ledger
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
 from pipeline.lake.purge import purge
@@ -93,6 +94,22 @@ def test_the_names_of_its_fields_and_questions_are_not_found(tmp_path: Path) -> 
     purged(lake, 1)
     after = everything(lake)
     assert [(name in before, name in after) for name in names] == [(True, False)] * 2
+
+
+def test_a_ledger_that_another_process_reads_is_not_called_erased(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another process reads deleted rows a purge fails, and names the way out; the next run finishes it."""
+    connect = ledger._connect
+    monkeypatch.setattr(ledger, "_connect", lambda path: connect(path, timeout=0.1))
+    with closing(sqlite3.connect(lake / "ledger.sqlite", isolation_level=None)) as reader:
+        insert_reject(reader, 1, b"s3cret" * 50)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM part").fetchall()
+        with pytest.raises(StorageError, match="Another process reads rows that were deleted"):
+            purged(lake, 1)
+        with Lake(lake, doing="test") as held:
+            assert held.ledger.properties.purge_in_progress == (1,)
+    purged(lake, 1)
+    assert "s3cret" not in everything(lake)
 
 
 def test_parts_of_one_rebuild_keep_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
