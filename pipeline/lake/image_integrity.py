@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from pipeline.atomic_files import sha256_file
 from pipeline.findings import damage
 from pipeline.lake.image_files import move_damaged
-from pipeline.lake.image_names import COMPLETE, IMAGES, INCOMING
+from pipeline.lake.image_names import COMPLETE, IMAGES, INCOMING, is_image_path
 from pipeline.lake.image_records import ImageRecord, ImageState, has_images, read_images_of, write_images
 from pipeline.lake.integrity import describe_os_error
 from pipeline.lake.layout import translate_os_errors
@@ -61,7 +61,7 @@ def check_images(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bool) 
         for path, records in rows.items():
             result.pictures += 1
             result.bytes += records[0].bytes or 0
-            problem = _find_problem(layout.root / path, records[0], read_data=read_data)
+            problem = _find_problem(layout, path, records[0], read_data=read_data)
             if problem is not None:
                 finding = damage(path, problem, _REPAIR, {record.file_id for record in records})
                 result.damaged.append(DamagedPicture(finding, records))
@@ -73,7 +73,7 @@ def queue_images_again(layout: LakeLayout, ledger: Ledger, pictures: Iterable[Da
     """Rename damaged pictures, and make their rows failed: the next `scanlake images` fetches them again."""
     for picture in pictures:
         path = layout.root / picture.finding.subject
-        if os.path.lexists(path):
+        if is_image_path(picture.finding.subject) and os.path.lexists(path):
             move_damaged(path)
         reason = f"its file was damaged: {picture.finding.problem}"
         failed = ImageState.FAILED
@@ -96,7 +96,10 @@ def _list_strange_folders(layout: LakeLayout) -> list[str]:
     return sorted(f"{IMAGES}/{name}" for name in set(_list_names(layout.root / IMAGES)) - known)
 
 
-def _find_problem(path: Path, record: ImageRecord, *, read_data: bool) -> str | None:
+def _find_problem(layout: LakeLayout, name: str, record: ImageRecord, *, read_data: bool) -> str | None:
+    if not is_image_path(name):  # a ledger from elsewhere may name files of others
+        return "not the name of an image"
+    path = layout.root / name
     try:
         if path.is_symlink() or not path.is_file():
             return "not a regular file" if os.path.lexists(path) else "missing"

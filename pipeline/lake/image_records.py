@@ -174,6 +174,13 @@ def delete_images(db: sqlite3.Connection, file_ids: Iterable[int]) -> set[str]:
     return paths
 
 
+def iter_paths(ledger: LedgerQueries) -> Iterator[str]:
+    """Yield the paths of the stored pictures, and of those that a purge in progress deletes."""
+    for rows in _iter_rows(ledger, (*_KEY, "path")):
+        yield from (row[-1] for row in rows if row[-1] is not None)
+    yield from ledger.properties.purged_pictures
+
+
 def find_unused(ledger: LedgerQueries, paths: Iterable[str]) -> list[str]:
     """Return those of the paths that no row has."""
     sql = "SELECT 1 FROM image WHERE sha256 = ? LIMIT 1"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.atomic_files import fsync_dir, is_damaged_copy, is_temp_file
 from pipeline.lake.file_names import list_files, list_snapshots
-from pipeline.lake.image_names import IMAGES, INCOMING
+from pipeline.lake.image_names import IMAGES, INCOMING, is_image_path
 from pipeline.lake.image_records import find_unused
 from pipeline.lake.kept_snapshots import SnapshotTime, select_kept
 from pipeline.lake.layout import translate_os_errors
@@ -92,7 +92,8 @@ def finish_purge(layout: LakeLayout, ledger: Ledger, snapshot: int) -> None:
 def _delete_pictures(layout: LakeLayout, ledger: Ledger) -> None:
     """Delete the pictures of purged files that no other row has, damaged copies, and downloads that were not stored."""
     properties = ledger.properties
-    for name in find_unused(ledger, properties.purged_pictures):
+    # A ledger from elsewhere may name files of others.
+    for name in find_unused(ledger, filter(is_image_path, properties.purged_pictures)):
         path = layout.root / name
         for copy in (path, *filter(is_damaged_copy, path.parent.glob(f"{path.name}.damaged-*"))):
             copy.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from pipeline.atomic_files import (
 from pipeline.errors import LakeCorruptedError, LakeLockedError, SettingsError
 from pipeline.lake.file_names import is_part_name, is_part_path
 from pipeline.lake.image_names import is_image_path
-from pipeline.lake.image_records import forget_missing_pictures
+from pipeline.lake.image_records import forget_missing_pictures, iter_paths
 from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, RESTORE_MARK, has_restore_mark, require_outside_lakes
 from pipeline.lake.layout import LakeLayout, translate_os_errors
@@ -107,8 +107,11 @@ def _download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
         raise LakeCorruptedError(f"{store.url(path)} is no ledger of scanlake: {content}.")
     with closing(Ledger(copy)) as ledger:
         parts = ledger.parts()
-    if any(not is_part_path(part.name) for part in parts):
-        raise LakeCorruptedError(f"{store.url(path)} names a file that is no part.")
+        # A name that leads out of the folder would be read, renamed or deleted there, perhaps by a later purge.
+        if not all(map(is_part_path, ledger.part_names())):
+            raise LakeCorruptedError(f"{store.url(path)} names a file that is no part.")
+        if not all(map(is_image_path, iter_paths(ledger))):
+            raise LakeCorruptedError(f"{store.url(path)} names a file that is no image.")
 
     def download_part(part: Part) -> None:
         _download(store, to_target_path(part.name, part.sha256), layout.part_path(part.name), part.sha256, part.bytes)

@@ -115,7 +115,10 @@ _TAMPERINGS: dict[str, Any] = {
     "a size that is a text": "UPDATE part SET bytes = 'more';",
     "a name that is no text": "UPDATE part SET name = CAST(name AS BLOB);",
     "a part elsewhere": "UPDATE part SET name = 'tables/../../' || substr(name, 8) WHERE name LIKE 'tables/uploads/%';",
-    "an image elsewhere": "UPDATE image SET path = '../evil.jpg' WHERE path = (SELECT min(path) FROM image);",
+    "a retired part elsewhere": "INSERT INTO retired_part VALUES ('tables/../../mine', 1, 1);",
+    "an image elsewhere": "UPDATE image SET path = '../../mine' WHERE path = (SELECT min(path) FROM image);",
+    "a purged image elsewhere": "INSERT INTO lake_property VALUES ('purge_in_progress', '[1]'),"
+    """ ('purged_pictures', '["../../mine"]');""",
     "a text that is not UTF-8": "INSERT INTO run (run_id, command, version, started_at, state, error)"
     " VALUES ('a', 'b', 'c', 1, 'done', CAST(x'ff' AS TEXT));",
 }
@@ -123,7 +126,7 @@ _TAMPERINGS: dict[str, Any] = {
 
 
 def tamper(backup: Path, change: Any) -> None:
-    """Change the record of a backup, or its ledger, whose hash and size the record then has."""
+    """Change the record of a backup, or its ledger, whose hash and size the record then has, without images."""
     record = json.loads((backup / LATEST).read_text())
     if isinstance(change, str):
         ledger = backup / record["ledger"]["path"]
@@ -131,6 +134,7 @@ def tamper(backup: Path, change: Any) -> None:
         with closing(sqlite3.connect(ledger)) as db, db:
             db.executescript(change)
         record["ledger"] |= {"sha256": sha256_file(ledger), "bytes": ledger.stat().st_size}
+        record["images"] = None  # with images a restore reads their names once more
     elif isinstance(change, dict):
         record["ledger"] |= change
     (backup / LATEST).chmod(0o600)
@@ -139,16 +143,41 @@ def tamper(backup: Path, change: Any) -> None:
 
 def test_a_hostile_backup_becomes_no_lake(made: Path, tmp_path: Path) -> None:
     """Records and ledgers that scanlake has not written are damage: exit code 9, one line, and no file anywhere."""
-    wrong, below = {}, tmp_path / "below"
+    wrong, below, mine = {}, tmp_path / "below", put(tmp_path, "mine")
     below.mkdir()
     for number, (name, change) in enumerate(_TAMPERINGS.items()):
         backup = Path(shutil.copytree(made / "backup", tmp_path / str(number)))
         tamper(backup, change)
         answer = called(tmp_path, "restore", str(backup), str(below / "restored"))
         is_hinted = "Use another backup; nothing was restored." in answer.err
-        if (answer.code, len(answer.lines), is_hinted, list(below.iterdir())) != (9, 1, True, []):
+        if (answer.code, len(answer.lines), is_hinted, list(below.iterdir())) != (9, 1, True, []) or not mine.exists():
             wrong[name] = answer
     assert wrong == {}
+
+
+def test_a_ledger_leads_to_no_file_of_others(lake: Path, tmp_path: Path) -> None:
+    """A ledger from elsewhere names a file outside of the lake as an image: no command reads or changes that file."""
+    mine = put(tmp_path, "victim/mine")
+    first = "(SELECT min(file_id) FROM image WHERE path IS NOT NULL)"
+
+    def change_ledger(path: str | None) -> int:
+        with closing(sqlite3.connect(lake / "ledger.sqlite")) as db, db:
+            db.execute(f"UPDATE image SET path = ?, bytes = 4 WHERE file_id = {first}", (path,))
+            property_row = ("purged_pictures", json.dumps([str(mine)]))
+            db.execute("INSERT OR REPLACE INTO lake_property VALUES (?, ?)", property_row)
+            return int(db.execute(f"SELECT {first}").fetchone()[0])
+
+    for path in ("../victim/mine", str(mine), None):
+        change_ledger(path)
+        assert f"{path or ''}: not the name of an image" in told(lake, "check", code=9)
+        if path:
+            publish = ("publish", "--to", f"file://{tmp_path}/target", *_WITH_IMAGES["publish"])
+            assert "names a file that is no image" in told(lake, *publish, code=9)
+        told(lake, "repair", code=4)
+        assert (lake.is_dir(), mine.read_text()) == (True, "mine")
+        told(lake, "check")
+    told(lake, "purge", str(change_ledger("../victim/mine")), "--yes")
+    assert [path.name for path in mine.parent.iterdir()] == ["mine"]
 
 
 def test_a_part_larger_than_recorded_is_not_copied(backup: Path, tmp_path: Path) -> None:
