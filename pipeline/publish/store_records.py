@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 """Format of all records."""
+_MAX_BYTES: Final = 1_000_000  # a record has a few thousand; a file of others must not fill the memory
 _HINT: Final = "Use another target, or delete the object."
 T = TypeVar("T")
 
@@ -30,8 +31,11 @@ def read_record(store: ObjectStore, path: str, kind: type[T]) -> tuple[T, str] |
     """Return a record and the version that a swap compares; None for both if there is none.
 
     Raises `SettingsError` if a newer scanlake wrote it, `PublishError` if it is no record, and `LakeCorruptedError` if
-    it is not even JSON.
+    it is not even JSON, or larger than any record.
     """
+    existing = store.head(path)
+    if existing is not None and existing.bytes > _MAX_BYTES:
+        raise LakeCorruptedError(f"{store.url(path)} is damaged: it has {existing.bytes:,} bytes.", hint=_HINT)
     stored = store.read_versioned(path)
     if stored is None:
         return None, None

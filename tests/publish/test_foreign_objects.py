@@ -9,12 +9,14 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import patch
 
 import duckdb
 import pytest
 
 from pipeline.atomic_files import sha256_file
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, RESTORE_MARK
+from pipeline.publish.local_store import LocalStore
 from pipeline.publish.target_layout import LATEST
 from tests.lake.operations import called, told
 from tests.lake.test_folders import describe, make_lake
@@ -191,6 +193,17 @@ def test_a_part_larger_than_recorded_is_not_copied(backup: Path, tmp_path: Path)
     part.symlink_to("/dev/zero")
     assert "leads out of the folder" in told(tmp_path, "restore", str(backup), str(restored), code=8)
     assert not restored.exists()
+
+
+def test_a_record_of_gigabytes_is_not_read(lake: Path, backup: Path, tmp_path: Path) -> None:
+    """A record larger than any of scanlake is damage, before it fills the memory."""
+    record = backup / LATEST
+    record.chmod(0o600)
+    os.truncate(record, 3 * 10**9)
+    with patch.object(LocalStore, "read_versioned", side_effect=AssertionError):
+        for command in (("restore", str(backup), str(tmp_path / "restored")), ("backup", str(backup))):
+            assert f"{backup}/latest.json is damaged: it has 3,000,000,000 bytes." in told(lake, *command, code=9)
+    assert not (tmp_path / "restored").exists()
 
 
 def test_only_files_of_a_restore_are_replaced(backup: Path, tmp_path: Path) -> None:
