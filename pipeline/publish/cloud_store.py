@@ -158,6 +158,9 @@ class CloudStore(ObjectStore):
                 if not isinstance(error.__cause__, FileNotFoundError):
                     raise
 
+    def remove_temp_files(self, folders: Iterable[str]) -> None:
+        """Do nothing: one request writes an object, so a killed one leaves no part of it."""
+
     def _put(self, path: str, content: bytes | Path, *, mode: PutMode, sha256: str) -> Any:
         attributes = {_SHA256: sha256} if sha256 else None
         pages = content if isinstance(content, bytes) else _map_file(content)

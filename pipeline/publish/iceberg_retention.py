@@ -43,6 +43,8 @@ def sweep_tables(io: StoreFileIO, states: Collection[TableState], rule: SweepRul
     unneeded: dict[str, tuple[ObjectStore, str]] = {}
     for state in states:
         location = state.metadata.location.rstrip("/")
+        for of_folder, folder in (io.find_object(f"{location}/{name}") for name in _FOLDERS):
+            of_folder.remove_temp_files([folder])
         for store, file, stored in list_stored_files(io, state):
             target_path = f"{data_prefix(state.name)}/{file.rpartition('/')[2]}"
             if is_table_file(file.removeprefix(f"{location}/")) and rule.permits(stored, target_path):

@@ -6,18 +6,27 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pipeline.atomic_files import READ_ONLY, atomic_write, clone_file, is_temp_file, lock_file, sha256_file
+from pipeline.atomic_files import (
+    READ_ONLY,
+    FileLockedError,
+    atomic_write,
+    clone_file,
+    is_temp_file,
+    lock_file,
+    sha256_file,
+)
 from pipeline.errors import PublishConflictError, PublishError
 from pipeline.publish.store_contract import ObjectStore, StoredObject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+_TEMP_FILES: Final = ".*.tmp"
 _HINT: Final = "Correct the URL, or the permissions of the folder."
 
 
@@ -97,6 +106,15 @@ class LocalStore(ObjectStore):
             with self._translate(path):
                 self._locate(path).unlink(missing_ok=True)
 
+    def remove_temp_files(self, folders: Iterable[str]) -> None:
+        below = (path for folder in folders for path in self._locate(folder).rglob(_TEMP_FILES))
+        with self._translate(""):
+            for path in (*self.root.glob(_TEMP_FILES), *below):
+                if is_temp_file(path) and path.is_file() and not path.is_symlink():
+                    # A writer has the lock until the file has its final name. Another sweep may be faster.
+                    with suppress(FileLockedError, FileNotFoundError), lock_file(path, read_only=True):
+                        path.unlink()
+
     def _locate(self, path: str) -> Path:
         """Return the file of an object. Raises `PublishError` for a path that leads out, by its name or by a link."""
         target = self.root
@@ -124,7 +142,8 @@ class LocalStore(ObjectStore):
 
     def _write(self, target: Path, content: bytes | Path, *, overwrite: bool) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(target, mode=READ_ONLY, overwrite=overwrite) as temp:
+        with ExitStack() as stack, atomic_write(target, mode=READ_ONLY, overwrite=overwrite) as temp:
+            stack.enter_context(lock_file(temp, blocking=True))  # a killed writer's file has none: it is deleted
             if isinstance(content, Path):
                 clone_file(content, temp)
             else:

@@ -19,6 +19,7 @@ from pipeline.atomic_files import sha256_file
 from pipeline.errors import ForeignObjectError, LakeCorruptedError, ScanlakeError, SettingsError
 from pipeline.lake.catalog import is_as_published
 from pipeline.lake.duckdb_files import read_database
+from pipeline.lake.image_names import IMAGES
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.parts import RAW_TABLE
@@ -187,6 +188,7 @@ class _Mirror:
             self._require_own_run(former)
             if self._options.images and not has_images:
                 require_no_other_images(self._store, listed)
+        self._store.remove_temp_files((*FOLDERS, IMAGES))
         is_backup = self._options.backup or (former is not None and former.ledger is not None)
         parts = self._list_parts(is_backup=is_backup)
         uploads = self._select_missing(parts, listed)

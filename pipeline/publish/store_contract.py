@@ -85,6 +85,13 @@ class ObjectStore(ABC):
     def delete(self, paths: Iterable[str]) -> None:
         """Delete objects. Those that do not exist are ignored."""
 
+    @abstractmethod
+    def remove_temp_files(self, folders: Iterable[str]) -> None:
+        """Delete what killed writers left beside the objects of the root, and in and below folders.
+
+        The file of a writer that runs stays.
+        """
+
     def url(self, path: str) -> str:
         """Return the URL of an object."""
         return f"{self.base_url}/{path}"

@@ -6,8 +6,10 @@ import os
 import random
 import shutil
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pipeline.atomic_files import lock_file, temp_name
 from pipeline.errors import ExitCode
 from tests.findings import printed_lines
 from tests.lake.operations import called, told
@@ -15,8 +17,6 @@ from tests.publish.erasure import begun, find_words, purged
 from tests.soaking import SOAKING, draw_seed
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
     from tests.images.image_harness import PicturedLakes
@@ -64,6 +64,40 @@ def test_erased_is_said_after_a_look(history: History, tmp_path: Path) -> None:
     target.write_text("no folder")
     answer = purged(lake, 777_123, **settings)
     assert (answer.code, answer.out.count("NOT ERASED")) == (ExitCode.PUBLISH, 2)
+
+
+def test_a_killed_publish_leaves_no_purged_file(history: History, tmp_path: Path) -> None:
+    """A purge deletes the temporary files of killed publishes, wherever in a place they are.
+
+    Files of others with similar names stay, also in folders that scanlake does not have, and that of a running writer.
+    """
+    lake, target, tables = history.root, tmp_path / "target", tmp_path / "tables"
+    settings = {"SCANLAKE_PUBLISH_TO": target.as_uri(), "SCANLAKE_ICEBERG_LOCATION": tables.as_uri()}
+    told(lake, "publish", code=0, **settings)
+
+    def put(name: str, folder: Path = target) -> Path:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.copy(lake / "catalog.duckdb", path))
+
+    places = (target, *(target / name for name in ("tables/files/data", "documents", "ledgers", "images/ab", "probe")))
+    iceberg = (tables / "tables" / "files" / name for name in ("data", "metadata"))
+    killed = [put(temp_name("a file"), place) for place in (*places, *iceberg)]
+    similar = f"{temp_name('a file')[:-12]}00000000.tmp"  # its end is no hash of its beginning
+    others = [put(similar), put(temp_name("a file"), target / "notes")]
+    running = put(temp_name("a file"))
+    (target / temp_name("a link")).symlink_to(others[0])
+    with lock_file(running):
+        answer = purged(lake, 777_123, **settings)
+    assert (answer.code, answer.out.count(": erased (")) == (ExitCode.OK, 2), answer
+    assert [path for path in killed if path.exists()] == []
+    assert [path for path in (*others, running) if not path.exists()] == []
+    told(lake, "publish", code=0, **settings)
+    assert not running.exists()
+    for path in others:
+        path.unlink()
+    assert list(find_words(target, {"ref 777123"})) == []
+    assert list(find_words(tables, {"ref 777123"})) == []
 
 
 def test_a_purged_file_is_nowhere(
