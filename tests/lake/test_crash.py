@@ -131,6 +131,8 @@ def test_file_operations_of_a_publish(lake: Path, work: str) -> None:
                 publish_or_compact(held, work)
             assert read_uploads(lake) == number, place
             assert litter(lake) == [], place
+    with Lake(lake, doing="test") as held:
+        publish_or_compact(held, work)
     assert litter(lake) == []
 
 

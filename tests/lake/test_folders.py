@@ -258,7 +258,7 @@ def _remove_stranger(lake: Path, name: str) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-    if elsewhere.exists():
+    if elsewhere.exists() and any(elsewhere.iterdir()):  # a folder of the lake
         elsewhere.rename(path)
 
 
