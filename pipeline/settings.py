@@ -103,17 +103,19 @@ class Settings(BaseModel):
         examples=[50.0],
     )
     request_timeout_seconds: Seconds = Field(
-        default=300, description="Time limit of one request, in seconds, including all attempts."
+        default=300,
+        description="Time limit of one request with all attempts, in seconds, but for pauses that the service wants.",
     )
     max_duration_seconds: Annotated[float, Field(gt=0, le=30 * _DAY_SECONDS)] | None = Field(
         default=None,
-        description="Time limit of a run, in seconds. A sync stops cleanly with exit code 0; the next one continues. "
-        "Unset: no limit.",
+        description="Time limit of reading the list and what it names, in seconds. A sync stops cleanly with exit code "
+        "0; the next one continues. Unset: no limit.",
         examples=[3600.0],
     )
     max_rejects: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
-        description="New rejects that stop a run. Unset: no limit; the run ends with exit code 4.",
+        description="Rejects of one run, earlier ones that it tries again included; more stop it. Unset: no limit; the "
+        "run ends with exit code 4.",
         examples=[100],
     )
 
@@ -156,7 +158,7 @@ class Settings(BaseModel):
     )
     publish_documents: bool = Field(
         default=False,
-        description="Also publish the documents as received. Without them the target has no view of versions.",
+        description="Also publish the documents as received.",
     )
     publish_images: bool = Field(default=False, description="Also publish the images that the lake has.")
     iceberg_location: str | None = Field(
@@ -196,7 +198,7 @@ class Settings(BaseModel):
     )
     notify_url: Annotated[SecretStr | None, AfterValidator(setting_checks.check_notify_url)] = Field(
         default=None,
-        description="URL that receives JSON (POST): one alert per kind of failure, the recovery, and every success. "
+        description="URL that receives JSON (POST): one alert per kind of failure, the recovery, and successes. "
         "Must be https, except on this machine.",
         examples=["https://monitor.example/hooks/scanlake"],
     )

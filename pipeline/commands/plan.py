@@ -16,8 +16,8 @@ RESULT: Final = SyncPlan
 def run(context: CommandContext) -> ExitCode:
     """Estimate calls, time and disk space of the next sync.
 
-    Reads at most 20 list pages without includes, and the lake. For an empty lake it also reads a list page and the
-    details of its files, to estimate the size of a file, and discards them. Changes nothing.
+    Reads at most 20 list pages of each window without includes, and the lake. For an empty lake it also reads a list
+    page and the details of its files, to estimate the size of a file, and discards them. Changes nothing.
     """
     settings = context.settings()
     require_base_url(settings)

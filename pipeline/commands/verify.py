@@ -25,7 +25,11 @@ def run(
         bool, typer.Option("--dry-run", help="Report and record differences (exit code 4), but repair none.")
     ] = False,
     accept_deletions: Annotated[
-        bool, typer.Option("--accept-deletions", help="Accept that more than 5 % of the files were deleted.")
+        bool,
+        typer.Option(
+            "--accept-deletions",
+            help="Accept that more than 5 % of the files were deleted, and that the account is the lake's.",
+        ),
     ] = False,
     accept_new_base_url: Annotated[
         bool, typer.Option("--accept-new-base-url", help="Compare with the service under its new base URL.")

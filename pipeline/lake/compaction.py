@@ -1,8 +1,8 @@
 """Compaction: the parts of many commits become few, without the rows of superseded versions.
 
 The parts of one commit, over all tables, are a part group. After a sync a lake has at most 16 of them, so that every
-engine that reads the parts opens few files and filters few rows. Compaction runs in its own process, under a memory
-limit, while readers use the former parts.
+engine that reads the parts opens few files and filters few rows. Compaction has a memory limit of its own, and readers
+use the former parts meanwhile.
 """
 
 from __future__ import annotations

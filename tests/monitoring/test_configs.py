@@ -149,7 +149,7 @@ def test_a_cron_job_is_one_source(tmp_path: Path) -> None:
     path = tmp_path / "scanlake.toml"
     path.write_text("\n".join(line[4:] for line in lines[start : lines.index("---")]), encoding="utf-8")
     settings = {name: load(path, {}, source=name) for name in source_names(path)}
-    assert [each.lake for each in settings.values()] == [Path("/lake") / name for name in settings]
+    assert [each.lake for each in settings.values()] == [Path("/lake/lake") / name for name in settings]
     assert len({each.token_file for each in settings.values()}) == len(settings) == 2
     files = [each.metrics_file for each in settings.values()]
     assert files == [Path(f"/lake/metrics/scanlake-{name}.prom") for name in settings]
