@@ -243,7 +243,11 @@ class _Verify:
         may_delete = self._mode.accept_deletions or not is_suspicious
         deleted, unlisted = self._differences.deleted, self._differences.unlisted
         for file_ids in _split_rounds(unseen):
-            for file_id, answer in zip(file_ids, await self._fetch_by_id(file_ids), strict=True):
+            answers = await self._fetch_by_id(file_ids)
+            errors = [answer for answer in answers if isinstance(answer, RetriesExhaustedError)]
+            if len(errors) == len(answers):
+                raise errors[0]  # an outage shows no file
+            for file_id, answer in zip(file_ids, answers, strict=True):
                 if isinstance(answer, NotFound):
                     deleted[file_id] = answer.evidence
                 else:
@@ -266,16 +270,16 @@ class _Verify:
         self._differences.unproven += sorted(doubtful)
         return [file_id for file_id in file_ids if file_id not in doubtful]
 
-    async def _fetch_by_id(self, file_ids: Sequence[int]) -> list[Detail | NotFound | None]:
-        """Fetch files by id concurrently. The result is None where all attempts failed."""
+    async def _fetch_by_id(self, file_ids: Sequence[int]) -> list[Detail | NotFound | RetriesExhaustedError]:
+        """Fetch files by id concurrently. The result is the error where all attempts failed."""
         run = self._run
         identity = await run.ledger_thread.call(run.identity)
 
-        async def fetch(file_id: int) -> Detail | NotFound | None:
+        async def fetch(file_id: int) -> Detail | NotFound | RetriesExhaustedError:
             try:
                 return detail_for_key(file_id, identity, await run.client.get_file(file_id, lang=run.settings.lang))
-            except RetriesExhaustedError:
-                return None
+            except RetriesExhaustedError as error:
+                return error
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(fetch(file_id)) for file_id in file_ids]
@@ -309,7 +313,7 @@ class _Verify:
                 if isinstance(answer, Detail):
                     self._compare_detail(file_id, stored.get(file_id), answer)
                 else:
-                    self._uncompared += answer is None or file_id in untimed
+                    self._uncompared += isinstance(answer, RetriesExhaustedError) or file_id in untimed
 
     def _compare_detail(self, file_id: int, stored: bytes | None, answer: Detail) -> None:
         self._differences.details_checked += 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pipeline.client.errors import RetriesExhaustedError
 from pipeline.emulator import Emulator, Quirks, make_quirks
 from pipeline.errors import ProtocolError, SettingsError
 from pipeline.run_summaries import format_verification
@@ -104,6 +105,21 @@ async def test_absence_needs_more_evidence(lake: Path) -> None:
         proof = await verified(emulator, lake)
     assert (proof.deleted, proof.unlisted) == (0, 5)
     assert asked(lake, "SELECT count(*) FROM file_version WHERE NOT deleted") == [(15,)]
+
+
+async def test_an_outage_finds_no_file_by_its_id(lake: Path) -> None:
+    """If every call by id fails, the verification fails with their error: no file was found, and none is unlisted."""
+    async with Emulator(10, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        emulator.set_quirks(late_commit_seconds=3600.0)  # the list does not show new files yet
+        new = emulator.world.create(3)
+        with tampered(lake) as ledger:
+            for key in new:
+                ledger.execute("INSERT INTO file_version SELECT ?, 1, 0, 0, 0, x'', '', 1, NULL, ''", (key,))
+        emulator.set_faults(poison=tuple(emulator.world.keys()))
+        with pytest.raises(RetriesExhaustedError):
+            await verified(emulator, lake, max_attempts=2)
+        assert asked(lake, "SELECT * FROM verification") == []
 
 
 async def test_what_a_verify_cannot_repair_is_not_equal(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
