@@ -13,7 +13,7 @@ from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.purge import MAX_FILE_ID, PurgePlan, PurgeResult, plan_purge, purge
+from pipeline.lake.purge import MAX_FILE_ID, PurgePlan, PurgeResult, id_columns, plan_purge, purge
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.logs import to_one_line
 from pipeline.maintenance.writable_lake import open_writable_lake
@@ -105,7 +105,7 @@ def _erase_copies(
     if location is not None:
         name = f"Iceberg tables at {location}" if location else "Iceberg tables"
         copies[name] = lambda: list_iceberg_objects(settings, location)
-    return published, read_copies(copies, file_ids)
+    return published, read_copies(copies, file_ids, id_columns(properties))
 
 
 def _format_copy(copy: ErasedCopy) -> str:

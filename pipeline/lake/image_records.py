@@ -12,7 +12,7 @@ from pipeline.lake import ledger_writes
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.ledger_queries import LedgerQueries
@@ -165,12 +165,15 @@ def write_images(ledger: Ledger, records: Sequence[ImageRecord]) -> None:
         ledger_writes.insert_all(db, "image", (*COLUMNS, "change_seq"), rows, on_conflict="REPLACE")
 
 
-def delete_images(db: sqlite3.Connection, file_ids: Iterable[int]) -> set[str]:
-    """Delete the rows of files, within a transaction. Return the paths of the pictures that they had."""
+def delete_images(db: sqlite3.Connection, before: Mapping[int, int]) -> set[str]:
+    """Delete the rows of files from before an instant, {file id: microseconds}, within a transaction.
+
+    Returns the paths of the pictures that they had.
+    """
     paths: set[str] = set()
-    for file_id in file_ids:
-        sql = "DELETE FROM image WHERE file_id = ? RETURNING path"
-        paths |= {path for (path,) in db.execute(sql, (file_id,)).fetchall() if path is not None}
+    for row in before.items():
+        sql = "DELETE FROM image WHERE file_id = ? AND fetched_at < ? RETURNING path"
+        paths |= {path for (path,) in db.execute(sql, row).fetchall() if path is not None}
     return paths
 
 

@@ -23,15 +23,23 @@ from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake import ledger_writes, lookups
+from pipeline.lake.catalog_sql import read_parts_sql
 from pipeline.lake.duckdb import open_worker_connection
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.image_records import delete_images
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.layout import write_read_only
-from pipeline.lake.parts import WRITE_OPTIONS, check_part_intact, describe_part, merged_part_name, part_schema
+from pipeline.lake.parts import (
+    RAW_TABLE,
+    WRITE_OPTIONS,
+    check_part_intact,
+    describe_part,
+    merged_part_name,
+    part_schema,
+)
 from pipeline.lake.sql import sql_read_parquet
-from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES
+from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FILES, RAW
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -39,12 +47,13 @@ if TYPE_CHECKING:
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger import Ledger
-    from pipeline.lake.models import Part
+    from pipeline.lake.models import LakeProperties, Part
 
 MAX_FILE_ID: Final = 2**63 - 1
 _TABLES_BY_FILE: Final = ("file_version", "superseded_version", "reject", "refetch_queue", "report_file")
 _WRITTEN_OPTIONS: Final = ("selection", "title", "purpose")
 """Options of a report job that people write."""
+_NO_END: Final = (MAX_FILE_ID, MAX_FILE_ID)
 _BATCH_ROWS: Final = 1_000
 _ID_IN_JSON_GLOB: Final = "*[^0-9]{}[^0-9]*"  # an id in the JSON of a verification
 _MAX_SHOWN_IDS: Final = 10
@@ -78,11 +87,25 @@ class PurgePlan(Struct, frozen=True):
 
 
 class _Findings(Struct, frozen=True):
-    """Where the files are: ids that the lake has, ids of a purge that was killed, and the parts with rows of them."""
+    """Where the files are: ids that the lake has, ids of a purge that was killed, and the parts with rows of them.
+
+    `keys` are their ids and former keys, each with the first commit that is not theirs, and its instant of fetch.
+    """
 
     stored: set[int]
     in_progress: set[int]
     parts: tuple[Part, ...]
+    keys: dict[int, tuple[int, int]]
+
+    def list_whole_keys(self) -> list[int]:
+        """Return the keys of which every row is of the files."""
+        return sorted(key for key, end in self.keys.items() if end == _NO_END)
+
+    @property
+    def condition(self) -> str:
+        """The condition in SQL for rows of the files."""
+        keys, ends = ", ".join(map(str, self.keys)), ", ".join(str(seq) for seq, _ in self.keys.values())
+        return f"(file_id IN ({keys}) AND {COMMIT_SEQ_COLUMN} < map([{keys}], [{ends}])[file_id])"
 
 
 def plan_purge(lake: Lake, file_ids: Sequence[int]) -> PurgePlan:
@@ -107,12 +130,12 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
     last = ledger.last_snapshot()
     if not stored and not in_progress:  # purged before
         return PurgeResult(selected, (), 0, 0, last.snapshot if last is not None else 0)
-    new = [rewritten for part in old for rewritten in _rewrite_part_without(lake, part, selected)]
-    references = _references_of(lake, selected)
+    new = [rewritten for part in old for rewritten in _rewrite_part_without(lake, part, findings.condition)]
+    references, keys = _references_of(lake, findings.condition), findings.list_whole_keys()
     snapshot_count = len(list_snapshots(layout))
     with ledger.transaction() as db:
         ledger_writes.replace_parts(db, (part.name for part in old), new, at=at)
-        _forget_reports(db, selected, references)
+        _forget_reports(db, keys, references)
         for table in _TABLES_BY_FILE:
             db.executemany(f"DELETE FROM {table} WHERE file_id = ?", [(file_id,) for file_id in selected])
         # The ids of a verification would still name a purged file.
@@ -121,9 +144,10 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
         purged = [(file_id, at, by) for file_id in selected]
         ledger_writes.insert_all(db, "purge", ("file_id", "purged_at", "purged_by"), purged)
         db.executemany("DELETE FROM share WHERE reference = ?", [(reference,) for reference in references])
-        pictures = sorted({*ledger.properties.purged_pictures, *delete_images(db, selected)})
+        before = {key: fetched_at for key, (_, fetched_at) in findings.keys.items()}
+        pictures = sorted({*ledger.properties.purged_pictures, *delete_images(db, before)})
         ledger_writes.set_properties(
-            db, purge_in_progress=sorted(in_progress.union(selected)), purged_pictures=pictures or None
+            db, purge_in_progress=sorted(in_progress.union(keys)), purged_pictures=pictures or None
         )
         ledger_writes.require_publish(db)
     record = lake.republish(at=at)  # deletes the old parts and snapshots too
@@ -181,12 +205,43 @@ def _validate_ids(file_ids: Sequence[int]) -> tuple[int, ...]:
 def _find_files(lake: Lake, selected: Sequence[int]) -> _Findings:
     ledger, layout = lake.ledger, lake.layout
     check_parts_exist(layout, ledger.parts())
-    ids_by_part = {part: read_ids_in_part(layout.part_path(part.name), selected) for part in ledger.parts()}
-    stored = set().union(*ids_by_part.values()) | _ids_in_ledger(ledger, selected)
+    keys, columns = dict.fromkeys(selected, _NO_END), id_columns(ledger.properties)
+    if ledger.properties.identity == "file_id":
+        keys |= _find_former_keys(lake, selected)
+    ids_by_part = {part: read_ids_in_part(layout.part_path(part.name), [*keys], columns) for part in ledger.parts()}
+    stored = set(selected).intersection(chain(*ids_by_part.values())) | _ids_in_ledger(ledger, selected)
     stored |= _ids_in_snapshots(lake, set(selected) - stored)
     in_progress = set(ledger.properties.purge_in_progress or ())
     _check_known(ledger, set(selected) - stored - in_progress)
-    return _Findings(stored, in_progress, tuple(part for part, ids in ids_by_part.items() if ids))
+    return _Findings(stored, in_progress, tuple(part for part, ids in ids_by_part.items() if ids), keys)
+
+
+def id_columns(properties: LakeProperties) -> tuple[str, ...]:
+    """Return the columns in which an id is that of a file: of documents, parts and catalogs.
+
+    While the id is the key, the number of an instance can be the id of another file.
+    """
+    return ("file_id",) if properties.identity == "id" else ("file_id", "instance_id", "instance_file_id")
+
+
+def _find_former_keys(lake: Lake, selected: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Return the keys under which files were before the instance became the key; their rows end as in `_Findings`.
+
+    List item or detail can be of the file. The number can be an instance now: its first later document ends the rows.
+    """
+    paths = [lake.layout.part_path(part.name) for part in lake.ledger.parts() if part.table_name == RAW_TABLE]
+    with open_worker_connection(lake.layout.spill_dir) as db:
+        rows = db.execute(
+            f"WITH raw AS MATERIALIZED (SELECT file_id, {COMMIT_SEQ_COLUMN} AS seq, _fetched_at, instance_id, kind,"
+            " TRY_CAST(TRY(json_extract_string(decode(detail), '$.file_id')) AS BIGINT) AS detail_id"
+            f" FROM {read_parts_sql(RAW, paths)}), former AS (SELECT *, seq > max(seq) FILTER (instance_id <> file_id"
+            f"  OR detail_id <> file_id) OVER (PARTITION BY file_id) AND kind <> '{DELETED}' AS is_own FROM raw WHERE"
+            "  file_id IN (SELECT file_id FROM raw WHERE instance_id = ANY($ids) OR detail_id = ANY($ids)))"
+            " SELECT file_id, min(seq) FILTER (is_own), epoch_us(min(_fetched_at) FILTER (is_own)) FROM former"
+            " WHERE NOT file_id = ANY($ids) GROUP BY file_id",
+            {"ids": list(selected)},
+        ).fetchall()
+    return {key: _NO_END if seq is None else (seq, fetched_at) for key, seq, fetched_at in rows}
 
 
 def _describe_files(lake: Lake, file_ids: Sequence[int]) -> Iterator[PurgedFile]:
@@ -236,30 +291,30 @@ def _ids_in_snapshots(lake: Lake, file_ids: Collection[int]) -> set[int]:
     return result
 
 
-def read_ids_in_catalog(path: Path, file_ids: Collection[int]) -> set[int]:
-    """Return those of the ids that have rows in the tables of a catalog. Raises `duckdb.Error`."""
+def read_ids_in_catalog(path: Path, file_ids: Collection[int], columns: Sequence[str] = ("file_id",)) -> set[int]:
+    """Return those of the ids that the columns of a catalog's tables have. Raises `duckdb.Error`."""
     result = set[int]()
     with read_database(path) as db:
         tables = db.execute(
-            "SELECT schema_name, table_name FROM duckdb_tables() JOIN duckdb_columns()"
-            " USING (schema_name, table_name) WHERE column_name = 'file_id'"
+            "SELECT schema_name, table_name, column_name FROM duckdb_tables() JOIN duckdb_columns()"
+            " USING (schema_name, table_name) WHERE column_name = ANY($columns)",
+            {"columns": list(columns)},
         ).fetchall()
-        for schema, table in tables:
-            sql = f'SELECT DISTINCT file_id FROM "{schema}"."{table}" WHERE file_id = ANY($ids)'
+        for schema, table, name in tables:
+            sql = f'SELECT DISTINCT {name} FROM "{schema}"."{table}" WHERE {name} = ANY($ids)'
             result.update(row[0] for row in db.execute(sql, {"ids": list(file_ids)}).fetchall())
     return result
 
 
-def read_ids_in_part(path: Path, file_ids: Collection[int]) -> set[int]:
-    """Return those of the ids that have rows in a part. Raises `LakeCorruptedError` when it cannot be read."""
+def read_ids_in_part(path: Path, file_ids: Collection[int], columns: Sequence[str] = ("file_id",)) -> set[int]:
+    """Return those of the ids that the columns of a part have. Raises `LakeCorruptedError` when it cannot be read."""
     selected, result = pa.array(file_ids, pa.int64()), set[int]()
     try:
         with pq.ParquetFile(path) as file:
-            if "file_id" not in file.schema_arrow.names:
-                return result
-            for batch in file.iter_batches(columns=["file_id"]):
-                ids = batch.column(0)
-                result.update(ids.filter(pc.is_in(ids, value_set=selected)).to_pylist())
+            names = [name for name in columns if name in file.schema_arrow.names]
+            for batch in file.iter_batches(columns=names) if names else ():
+                for ids in batch.columns:
+                    result.update(ids.filter(pc.is_in(ids, value_set=selected)).to_pylist())
     except (OSError, pa.ArrowException) as error:
         raise LakeCorruptedError(f"{path.parent.name}/{path.name} cannot be read.") from error
     return result
@@ -279,30 +334,28 @@ def read_ids_in_ledger(path: Path, file_ids: Collection[int]) -> set[int]:
         return {row[0] for select in selects for row in db.execute(select, (ids,))}
 
 
-def _references_of(lake: Lake, file_ids: Sequence[int]) -> list[str]:
+def _references_of(lake: Lake, condition: str) -> list[str]:
     """Return every reference that the files have had: shares are recorded under it."""
     names = {FILES.name, DELETED_FILES.name}
     paths = [lake.layout.part_path(part.name) for part in lake.ledger.parts() if part.table_name in names]
     if not paths:
         return []
-    selected = "WHERE file_id = ANY($ids) AND scan_code IS NOT NULL"
     with open_worker_connection(lake.layout.spill_dir) as db:
-        sql = f"SELECT DISTINCT scan_code FROM {sql_read_parquet(paths)} {selected}"
-        return [row[0] for row in db.execute(sql, {"ids": list(file_ids)}).fetchall()]
+        sql = f"SELECT DISTINCT scan_code FROM {sql_read_parquet(paths)} WHERE {condition} AND scan_code IS NOT NULL"
+        return [row[0] for row in db.execute(sql).fetchall()]
 
 
-def _rewrite_part_without(lake: Lake, part: Part, file_ids: Sequence[int]) -> list[Part]:
-    """Write the part again without the files, in the same order. Return no part if no rows are left."""
+def _rewrite_part_without(lake: Lake, part: Part, condition: str) -> list[Part]:
+    """Write the part again without the rows of the files, in the same order. Return no part if no rows are left."""
     check_part_intact(lake.layout, part)
     source = lake.layout.part_path(part.name)
     schema = part_schema(part.table_name)
     # A name of its own each time: parts of one rebuild differ in nothing but their random word.
     target = source.with_name(merged_part_name(part.span, secrets.token_hex(3), 0))
     columns = ", ".join(f'"{name}"' for name in schema.names)
-    ids = ", ".join(str(int(file_id)) for file_id in file_ids)
     row_count = 0
     with open_worker_connection(lake.layout.spill_dir) as db:
-        rows: Any = db.sql(f"SELECT {columns} FROM {sql_read_parquet([source])} WHERE file_id NOT IN ({ids})")
+        rows: Any = db.sql(f"SELECT {columns} FROM {sql_read_parquet([source])} WHERE NOT {condition}")
         batches = rows.to_arrow_reader(_BATCH_ROWS)
         first = next(batches, None)
         if first is None:

@@ -21,7 +21,7 @@ from pipeline.publish.target_layout import FOLDERS, OBJECTS
 from pipeline.publish.uploads import run_side_by_side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.publish.store_contract import ObjectStore
@@ -50,19 +50,30 @@ class ErasedCopy(Struct, frozen=True):
         return self.problem is None and not self.remains
 
 
-def read_copies(copies: Mapping[str, CopyLister], file_ids: Collection[int]) -> tuple[ErasedCopy, ...]:
-    """Read every object of published copies again, one that is of two copies once. `copies` are by their names."""
+def read_copies(
+    copies: Mapping[str, CopyLister], file_ids: Collection[int], columns: Sequence[str]
+) -> tuple[ErasedCopy, ...]:
+    """Read every object of published copies again, one that is of two copies once. `copies` are by their names.
+
+    `columns` are those of `id_columns`.
+    """
     has_file: dict[str, bool] = {}
-    return tuple(_read_copy(name, list_copy, frozenset(file_ids), has_file) for name, list_copy in copies.items())
+    has_files = partial(_has_files, frozenset(file_ids), columns)
+    return tuple(_read_copy(name, list_copy, has_files, has_file) for name, list_copy in copies.items())
 
 
-def _read_copy(name: str, list_copy: CopyLister, file_ids: frozenset[int], has_file: dict[str, bool]) -> ErasedCopy:
+def _read_copy(
+    name: str,
+    list_copy: CopyLister,
+    has_files: Callable[[Path, tuple[ObjectStore, str]], bool],
+    has_file: dict[str, bool],
+) -> ErasedCopy:
     """Read one copy. `has_file` has what was read before, by URL."""
     try:
         objects, unknown = list_copy()
         unread = [(store, path) for store, path in objects if store.url(path) not in has_file]
         with tempfile.TemporaryDirectory(prefix="scanlake-") as folder:
-            results = run_side_by_side(partial(_has_files, Path(folder), file_ids), unread, threads=_READS_SIDE_BY_SIDE)
+            results = run_side_by_side(partial(has_files, Path(folder)), unread, threads=_READS_SIDE_BY_SIDE)
     except ScanlakeError as error:
         return ErasedCopy(name, 0, (), error.message)
     has_file.update((store.url(path), result) for (store, path), result in zip(unread, results, strict=True))
@@ -84,7 +95,7 @@ def list_mirror(layout: LakeLayout, store: ObjectStore) -> tuple[Objects, list[s
     return [(store, path) for path in listed], images
 
 
-def _has_files(folder: Path, file_ids: frozenset[int], stored: tuple[ObjectStore, str]) -> bool:
+def _has_files(file_ids: frozenset[int], columns: Sequence[str], folder: Path, stored: tuple[ObjectStore, str]) -> bool:
     """Return whether an object has one of the files, or cannot be read."""
     store, path = stored
     file = folder / uuid4().hex
@@ -93,10 +104,10 @@ def _has_files(folder: Path, file_ids: frozenset[int], stored: tuple[ObjectStore
         with file.open("rb") as content:
             head = content.read(_HEAD_BYTES)
         if head.startswith(b"PAR1"):
-            return bool(read_ids_in_part(file, file_ids))
+            return bool(read_ids_in_part(file, file_ids, columns))
         if head.startswith(b"SQLite"):
             return bool(read_ids_in_ledger(file, file_ids))
-        return head.endswith(b"DUCK") and bool(read_ids_in_catalog(file, file_ids))
+        return head.endswith(b"DUCK") and bool(read_ids_in_catalog(file, file_ids, columns))
     except (LakeCorruptedError, duckdb.Error, sqlite3.Error, UnicodeDecodeError):
         return True
     finally:

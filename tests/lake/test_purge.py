@@ -18,14 +18,19 @@ from msgspec.structs import replace
 from pipeline.atomic_files import damaged_name, temp_name
 from pipeline.errors import SettingsError, StorageError
 from pipeline.lake import ledger
+from pipeline.lake.image_records import ImageKind, ImageRecord, ImageState, iter_images, write_images
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
-from pipeline.lake.purge import purge
+from pipeline.lake.purge import id_columns, purge
 from pipeline.lake.request_log import FileConfirmation, OrderState, ReportBatch, ReportJob, ReportJobFile, RequestLog
 from pipeline.lake.rollback import plan_rollback, roll_back
 from pipeline.maintenance.rebuild import rebuild
 from pipeline.maintenance.repair import repair_files
+from pipeline.publish.local_store import LocalStore
+from pipeline.publish.mirror import MirrorOptions, mirror_lake
+from pipeline.publish.remains import list_mirror, read_copies
 from pipeline.reports.models import JobOptions
+from tests.lake import lake_builder
 from tests.lake.corruption import checked
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit, facts, insert_reject, state, undeclared_parts
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.emulator import Emulator
+    from schemas.file_versions import FileVersion
     from tests.lake.history import History
 
 
@@ -167,6 +173,89 @@ def test_the_request_log_forgets_it(lake: Path, monkeypatch: pytest.MonkeyPatch)
     stored = JobOptions(**json.loads(job.options))
     assert (stored.template, stored.title) == (7, "About purged and ref 2.")
     assert stored.selection == selection | {"references": ["purged", "ref 2", "ref 12"]}
+
+
+def is_erased(held: Lake, target: Path, file_id: int) -> bool:
+    """Publish to a new target, and return whether it is said to have nothing of the file."""
+    store = LocalStore(target)
+    mirror_lake(held, store, MirrorOptions(documents=True), at=AT)
+    copies = {"": lambda: list_mirror(held.layout, store)}
+    return read_copies(copies, [file_id], id_columns(held.ledger.properties))[0].is_erased
+
+
+def test_versions_under_a_former_key_go_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the instance became the key, a file had another one: its versions, tombstone and pictures go too.
+
+    So does a version whose detail alone is of the file. What others had under a former key stays, and what an instance
+    with the number of a former key has.
+    """
+    instances = {5: (1005, 1005), 6: (1006, 1006), 7: (1007, 1007), 8: (1008, 1009)}
+    make = lake_builder.version
+
+    def version(key: int, *rest: Any) -> FileVersion:
+        made = make(key, *rest)
+        listed, found = instances.get(key, (key, key))
+        document, detail = (
+            json.dumps({**json.loads(made.detail or b""), "file_id": instance, "scan_code": f"ref {instance}"}).encode()
+            for instance in (listed, found)
+        )
+        return made._replace(instance=listed, list_item=document, detail=detail)
+
+    def write_picture(held: Lake, file_id: int, at: int) -> None:
+        write_images(held.ledger, [ImageRecord(file_id, at, ImageKind.IMAGE, ImageState.FAILED, AT + at)])
+
+    monkeypatch.setattr(lake_builder, "version", version)
+    lake = tmp_path / "lake"
+    with Lake(lake, doing="test") as held:
+        commit(held, dict.fromkeys(instances, 0), {"uploads": [{"file_id": 5, "position": 0, "comment": "of 5"}]})
+        held.publish("", at=AT, complete=True, watermark=AT)
+        for key in instances:
+            write_picture(held, key, at=1)
+        batch = ReportBatch(1, "0001", "ref 1006", split=False, files=(6,))
+        RequestLog(held.ledger).create(
+            ReportJob("job", "folder", JobOptions("http://service", {}).to_json(), "{}", AT),
+            [ReportJobFile(0, 6, "ref 1006", "ref 1006", None)],
+            [batch],
+        )
+        download = lake / "images" / "incoming" / f"6.1.image.{'0' * 64}"
+        download.parent.mkdir(parents=True)
+        download.write_text("ref 1006")
+        commit(held, {}, gone=[5, 6], stamp=2)
+        held.ledger.switch_key_to_instance("r", AT)
+        instances.clear()
+        commit(held, dict.fromkeys((5, 1005, 1007), 0), stamp=4)
+        write_picture(held, 5, at=6)
+        held.publish("", at=AT, complete=True, watermark=AT)
+        assert not is_erased(held, tmp_path / "before", 1006)
+    assert purged(lake, 1005, 1006, 1009).known == (1005, 1006, 1009)
+    found = everything(lake)
+    assert [text for text in ("ref 1005", "ref 1006", "ref 1009", "of 5") if text in found] == []
+    assert asked(lake, "SELECT file_id FROM file_version ORDER BY file_id") == [(5,), (1007,)]
+    with opened(lake) as db:
+        versions = db.execute("SELECT file_id, scan_code FROM file_versions ORDER BY ALL").fetchall()
+    assert versions == [(5, "ref 5"), (7, "ref 1007"), (1007, "ref 1007")]
+    with Lake(lake, doing="test") as held:
+        keys = [record.key[:2] for records in iter_images(held.ledger) for record in records]
+        assert is_erased(held, tmp_path / "after", 1006)
+    assert keys == [(5, 6), (7, 1)]
+    assert checked(lake, read_data=True).damage == []
+    assert purged(lake, 1005, 1006).known == ()
+
+
+def test_an_instance_is_no_file_of_its_number(lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the id is the key, a purge leaves the file whose instance has the number of the purged id."""
+    make = lake_builder.version
+    monkeypatch.setattr(lake_builder, "version", lambda key, *rest: make(key, *rest)._replace(instance=11))
+    with Lake(lake, doing="test") as held:
+        commit(held, {13: 0})
+        held.publish("", at=AT, complete=True, watermark=AT)
+    purged(lake, 11)
+    found = everything(lake)
+    assert ("ref 11" in found, "ref 13" in found) == (False, True)
+    with opened(lake) as db:
+        assert db.execute("SELECT file_id FROM file_versions ORDER BY 1").fetchall() == [(12,), (13,)]
+    with Lake(lake, doing="test") as held:
+        assert is_erased(held, tmp_path / "target", 11)
 
 
 async def test_nothing_of_it_is_found(history: History, tmp_path: Path) -> None:
