@@ -13,7 +13,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pipeline.atomic_files import READ_ONLY, is_temp_file, sha256_file, temp_name
+from pipeline.atomic_files import READ_ONLY, sha256_file, temp_name
 from pipeline.errors import StorageError
 from pipeline.formatting import format_bytes
 from pipeline.lake.image_names import COMPLETE, IMAGES, INCOMING, name_image
@@ -139,12 +139,8 @@ class ImageStore:
         return IncomingFile(self._incoming)
 
     def prepare(self) -> None:
-        """Create the folders, and remove the incomplete downloads of a killed run."""
+        """Create the folders. Opening the lake has removed the incomplete downloads of a killed run."""
         self._layout.create_dirs([self._incoming.parent, self._incoming])
-        with translate_os_errors(self._incoming):
-            for path in self._incoming.iterdir():
-                if is_temp_file(path):
-                    path.unlink(missing_ok=True)
 
     def list_complete(self, find_type: Callable[[bytes], tuple[str, str] | None]) -> Iterator[CompleteDownload]:
         """Yield the complete downloads of a killed run. Others are removed: a power loss can leave an empty name.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.atomic_files import fsync_dir, is_damaged_copy, is_temp_file
 from pipeline.lake.file_names import list_files, list_snapshots
-from pipeline.lake.image_names import IMAGES, INCOMING, is_image_path
+from pipeline.lake.image_names import COMPLETE, IMAGES, INCOMING, is_image_path
 from pipeline.lake.image_records import find_unused
 from pipeline.lake.kept_snapshots import SnapshotTime, select_kept
 from pipeline.lake.layout import translate_os_errors
@@ -33,7 +33,8 @@ def remove_orphans(layout: LakeLayout, ledger: Ledger) -> int:
             if number >= next_snapshot or number in unpublished:
                 path.unlink(missing_ok=True)
                 removed += 1
-        for path in list_files(layout, "tables/*/*", "documents/*", "snapshots/*", ".*.tmp*"):
+        incoming = f"{IMAGES}/{INCOMING}/*"
+        for path in list_files(layout, "tables/*/*", "documents/*", "snapshots/*", incoming, ".*.tmp*"):
             if is_temp_file(path) or (layout.part_name(path) not in names and is_own_part(path)):
                 path.unlink(missing_ok=True)
                 removed += 1
@@ -90,15 +91,20 @@ def finish_purge(layout: LakeLayout, ledger: Ledger, snapshot: int) -> None:
 
 
 def _delete_pictures(layout: LakeLayout, ledger: Ledger) -> None:
-    """Delete the pictures of purged files that no other row has, damaged copies, and downloads that were not stored."""
+    """Delete the pictures of purged files that no other row has, damaged copies, and downloads that were not stored.
+
+    No row names the file of a damaged copy: those of all files go. No folder of pictures is a link here.
+    """
     properties = ledger.properties
     # A ledger from elsewhere may name files of others.
-    for name in find_unused(ledger, filter(is_image_path, properties.purged_pictures)):
-        path = layout.root / name
-        for copy in (path, *filter(is_damaged_copy, path.parent.glob(f"{path.name}.damaged-*"))):
-            copy.unlink(missing_ok=True)
-        if path.parent.is_dir():
-            fsync_dir(path.parent)
-    for file_id in properties.purge_in_progress or ():
-        for path in layout.root.glob(f"{IMAGES}/{INCOMING}/{file_id}.*"):
-            path.unlink(missing_ok=True)
+    unused = find_unused(ledger, filter(is_image_path, properties.purged_pictures))
+    paths = [layout.root / name for name in unused]
+    paths += filter(is_damaged_copy, list_files(layout, f"{IMAGES}/[0-9a-f][0-9a-f]/*.damaged-*"))
+    for path in list_files(layout, f"{IMAGES}/{INCOMING}/*"):
+        parts = COMPLETE.fullmatch(path.name)
+        if parts is not None and int(parts[1]) in (properties.purge_in_progress or ()):
+            paths.append(path)
+    for path in paths:
+        path.unlink(missing_ok=True)
+    for folder in {path.parent for path in paths if path.parent.is_dir()}:
+        fsync_dir(folder)

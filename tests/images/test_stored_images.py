@@ -142,6 +142,26 @@ def test_purge_erases_the_pictures_that_no_other_file_has(lake: Path) -> None:
     assert called(lake, "check", "--read-data", "--json").json["ok"] is True
 
 
+def test_purge_erases_pictures_that_no_row_names(lake: Path) -> None:
+    """A damaged copy and a download that was cut off can be of a purged file; files of others stay."""
+    row = min(rows_of(lake).values(), key=lambda row: row["path"])
+    picture, incoming = lake / row["path"], lake / "images" / "incoming"
+    content = picture.read_bytes()
+    picture.chmod(0o644)
+    picture.write_bytes(content[:-1] + b"X")
+    assert called(lake, "repair", "--read-data").code == ExitCode.REJECTS
+    (moved,) = picture.parent.glob(f"{picture.name}.damaged-*")
+    download = incoming / temp_name("download")
+    kept = [incoming / f"{row['file_id']}.txt", picture.parent / "x.damaged-yesterday", lake / "images" / "zz" / "y"]
+    kept.append(kept[-1].with_name(moved.name))  # below a folder that is none of scanlake
+    for path in (download, *kept):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    assert called(lake, "purge", str(row["file_id"]), "--yes").code == ExitCode.OK
+    assert [path.exists() for path in (moved, download)] == [False, False]
+    assert [path.exists() for path in kept] == [True] * len(kept)
+
+
 async def test_rows_that_only_the_ledger_had(tmp_path: Path) -> None:
     """Without ledger and catalog the rows of images are lost: the next run fetches all again, into the same files.
 
