@@ -112,6 +112,8 @@ def _download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
             raise LakeCorruptedError(f"{store.url(path)} names a file that is no part.")
         if not all(map(is_image_path, iter_paths(ledger))):
             raise LakeCorruptedError(f"{store.url(path)} names a file that is no image.")
+        if ledger.count("SELECT count(*) FROM report_order WHERE pdf LIKE '%/%'"):
+            raise LakeCorruptedError(f"{store.url(path)} names a file that is no PDF of a report.")
 
     def download_part(part: Part) -> None:
         _download(store, to_target_path(part.name, part.sha256), layout.part_path(part.name), part.sha256, part.bytes)

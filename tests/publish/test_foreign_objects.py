@@ -121,6 +121,8 @@ _TAMPERINGS: dict[str, Any] = {
     "an image elsewhere": "UPDATE image SET path = '../../mine' WHERE path = (SELECT min(path) FROM image);",
     "a purged image elsewhere": "INSERT INTO lake_property VALUES ('purge_in_progress', '[1]'),"
     """ ('purged_pictures', '["../../mine"]');""",
+    "a PDF elsewhere": "INSERT INTO report_order (job, batch, attempt, name, state, files, intended_at, pdf)"
+    " VALUES ('job', 1, 1, 'name', 'saved', 1, 1, '../mine');",
     "a text that is not UTF-8": "INSERT INTO run (run_id, command, version, started_at, state, error)"
     " VALUES ('a', 'b', 'c', 1, 'done', CAST(x'ff' AS TEXT));",
 }
