@@ -131,6 +131,10 @@ class PublishError(ScanlakeError):
     default_hint = "Correct the target, then run `scanlake publish` again; the local lake is complete."
 
 
+class MissingBucketError(PublishError):
+    """An object store has no such bucket."""
+
+
 class ForeignObjectError(PublishError):
     """An object of the target is not one that this lake has put there."""
 

@@ -19,7 +19,7 @@ from pipeline.logs import to_one_line
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish.iceberg import list_iceberg_objects
 from pipeline.publish.object_store import open_store
-from pipeline.publish.remains import CopyLister, ErasedCopy, list_mirror, read_copies
+from pipeline.publish.remains import CopyLister, ErasedCopy, find_earlier_targets, list_mirror, read_copies
 from pipeline.publish_after_run import publish_in_subprocess
 from pipeline.publish_outcome import PublishOutcome
 from pipeline.settings import Settings
@@ -64,7 +64,8 @@ def run(
 
     If the lake is published, as a mirror or as Iceberg tables, it is published there again, and the objects with the
     files are deleted at once. Then every object there is read again, and "erased" is printed if none has one of the
-    files. Exit code 8: an object has one, and is named, or cannot be read. The same purge repeats it.
+    files. Exit code 8: an object has one, and is named, or cannot be read, or the lake is also at an earlier target,
+    which is named. The same purge repeats it.
 
     If the lake never had one of the files, the command ends with exit code 2 and erases nothing.
     """
@@ -105,7 +106,8 @@ def _erase_copies(
     if location is not None:
         name = f"Iceberg tables at {location}" if location else "Iceberg tables"
         copies[name] = lambda: list_iceberg_objects(settings, location)
-    return published, read_copies(copies, file_ids, id_columns(properties))
+    erased = read_copies(copies, file_ids, id_columns(properties))
+    return published, (*erased, *find_earlier_targets(layout, copies))
 
 
 def _format_copy(copy: ErasedCopy) -> str:

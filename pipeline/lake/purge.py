@@ -149,6 +149,7 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
         ledger_writes.set_properties(
             db, purge_in_progress=sorted(in_progress.union(keys)), purged_pictures=pictures or None
         )
+        ledger_writes.set_properties(db, published_targets=dict.fromkeys(ledger.properties.published_targets, False))
         ledger_writes.require_publish(db)
     record = lake.republish(at=at)  # deletes the old parts and snapshots too
     return PurgeResult(selected, tuple(sorted(stored)), len(old), snapshot_count, record.snapshot)

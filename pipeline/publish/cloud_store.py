@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from pipeline.errors import PublishConflictError, PublishError, SettingsError
+from pipeline.errors import MissingBucketError, PublishConflictError, PublishError, SettingsError
 from pipeline.publish.store_contract import ObjectStore, StoredObject
 from pipeline.publish.store_errors import describe_error
 
@@ -176,7 +176,7 @@ class CloudStore(ObjectStore):
     def _refuse_missing_bucket(self, path: str, error: FileNotFoundError) -> None:
         problem, hint = describe_error(error)
         if "bucket" in problem:
-            raise PublishError(f"{self.url(path)}: {problem}.", hint=hint) from None
+            raise MissingBucketError(f"{self.url(path)}: {problem}.", hint=hint) from None
 
     @contextmanager
     def _translate(self, path: str) -> Iterator[None]:

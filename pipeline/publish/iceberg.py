@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from msgspec import Struct
 
 from pipeline.errors import PublishError, SettingsError
+from pipeline.publish.store_records import note_published, note_target
 from pipeline.publish.sweep_rule import SweepRule
+from pipeline.publish.target_layout import OWNER
 from schemas.tables import BY_NAME
 from schemas.timestamps import SECOND
 
@@ -80,11 +82,16 @@ def publish_iceberg_tables(lake: Lake, settings: Settings, *, at: int, location:
     publish = _import("iceberg_publish")
     purged_at = lake.ledger.last_purge_at()
     rule = SweepRule.from_lake(lake, at=at, grace_seconds=settings.retention_hours * 3600)
-    retention = RetentionOptions(rule, None if purged_at is None else purged_at / SECOND)
-    lake.ledger.set_properties(iceberg_location=settings.iceberg_location or location or "")  # a purge goes there
+    location = settings.iceberg_location or location or ""
+    lake.ledger.set_properties(iceberg_location=location)  # a purge goes there
     try:
+        catalog = _connect(settings, location)
+        store = catalog.io.open_root(catalog.root) if catalog.root else None
+        if store is not None and not note_target(lake.ledger, store, OWNER):
+            purged_at = at  # the place can have what was purged long ago
+        retention = RetentionOptions(rule, None if purged_at is None else purged_at / SECOND)
         result: IcebergResult = publish.publish_iceberg(
-            _connect(settings, settings.iceberg_location or location or ""),
+            catalog,
             lake.layout,
             last.snapshot,
             lake_id=lake.ledger.get_lake_id(),
@@ -97,6 +104,8 @@ def publish_iceberg_tables(lake: Lake, settings: Settings, *, at: int, location:
             failed = {**record, "tried_at": at, "problem": error.message, "failures": record["failures"] + 1}
             lake.ledger.set_properties(remote_publish=cast("PublishRecord", failed))
         raise
+    if store is not None:
+        note_published(lake.ledger, store, OWNER)
     return result
 
 

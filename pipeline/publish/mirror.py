@@ -34,7 +34,7 @@ from pipeline.publish.latest import LatestRecord, PublishedCatalog, PublishedIma
 from pipeline.publish.ledger_copy import upload_ledger
 from pipeline.publish.local_store import LocalStore
 from pipeline.publish.own_objects import OwnObjects
-from pipeline.publish.store_records import encode_record, require_lake
+from pipeline.publish.store_records import encode_record, note_published, note_target, require_lake
 from pipeline.publish.sweep_rule import SweepRule
 from pipeline.publish.target_layout import (
     CATALOG,
@@ -125,6 +125,7 @@ def mirror_lake(lake: Lake, store: ObjectStore, options: MirrorOptions, *, at: i
         result, images = _Mirror(lake, store, options, last, at).publish()
         record["snapshot"], record["published_at"] = result.snapshot, at
         images.require_whole()
+        note_published(lake.ledger, store, LATEST)
         record["catalog_written_at"] = _written_at(lake)
         record["images"] = options.images
     return replace(result, seconds=round(time.monotonic() - started, 3))
@@ -189,6 +190,8 @@ class _Mirror:
             if self._options.images and not has_images:
                 require_no_other_images(self._store, listed)
         self._store.remove_temp_files((*FOLDERS, IMAGES))
+        if not self._options.backup:
+            note_target(self._lake.ledger, self._store, LATEST)
         is_backup = self._options.backup or (former is not None and former.ledger is not None)
         parts = self._list_parts(is_backup=is_backup)
         uploads = self._select_missing(parts, listed)

@@ -12,16 +12,18 @@ from uuid import uuid4
 import duckdb
 from msgspec import Struct
 
-from pipeline.errors import LakeCorruptedError, PublishError, ScanlakeError
+from pipeline.errors import LakeCorruptedError, MissingBucketError, PublishError, ScanlakeError
 from pipeline.lake.purge import read_ids_in_catalog, read_ids_in_ledger, read_ids_in_part
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.publish.image_objects import compare_images, list_without_images
 from pipeline.publish.latest import read_latest
-from pipeline.publish.target_layout import FOLDERS, OBJECTS
+from pipeline.publish.object_store import open_store
+from pipeline.publish.store_records import read_owner
+from pipeline.publish.target_layout import CATALOG, FOLDERS, LATEST, OBJECTS
 from pipeline.publish.uploads import run_side_by_side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.publish.store_contract import ObjectStore
@@ -93,6 +95,31 @@ def list_mirror(layout: LakeLayout, store: ObjectStore) -> tuple[Objects, list[s
         listed, _ = list_without_images(store, OBJECTS, FOLDERS, has_images=True)
         images = [store.url(item.path) for chunk in compare_images(layout, ledger, store) for item in chunk.unnamed]
     return [(store, path) for path in listed], images
+
+
+def find_earlier_targets(layout: LakeLayout, names: Collection[str]) -> Iterator[ErasedCopy]:
+    """Yield each target, but those of `names`, that has the lake as it was before a purge, or cannot be read."""
+    with open_ledger_readonly(layout) as ledger:
+        properties = ledger.properties
+    for url, is_erased in properties.published_targets.items():
+        root, _, record = url.rpartition("/")
+        name = root if record == LATEST else f"Iceberg tables at {root}"
+        is_other = not is_erased and name not in names
+        if is_other and (problem := _find_problem(root, record, properties.lake_id)):
+            yield ErasedCopy(name, 0, (), problem)
+
+
+def _find_problem(root: str, record: str, lake_id: str | None) -> str | None:
+    """Return why an earlier target is not erased, None if nothing of the lake is there."""
+    try:
+        owner = read_owner(store := open_store(root), record)
+        # Without a record, the catalog can be of a first publish that was killed.
+        has_lake = store.head(CATALOG) is not None if owner is None and record == LATEST else owner == lake_id
+    except MissingBucketError:
+        return None
+    except ScanlakeError as error:
+        return error.message
+    return "It is an earlier target: publish there again, or delete it." if has_lake else None
 
 
 def _has_files(file_ids: frozenset[int], columns: Sequence[str], folder: Path, stored: tuple[ObjectStore, str]) -> bool:

@@ -1,4 +1,4 @@
-"""Records on a store: JSON objects that name the lake to which a place belongs."""
+"""Records on a store: JSON objects that name the lake to which a place belongs; and what the ledger knows of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from msgspec import Struct
 from pipeline.errors import LakeCorruptedError, PublishError, SettingsError
 
 if TYPE_CHECKING:
+    from pipeline.lake.ledger import Ledger
     from pipeline.publish.store_contract import ObjectStore
 
 FORMAT: Final = 1
@@ -55,11 +56,17 @@ def encode_record(record: object) -> bytes:
     return msgspec.json.format(msgspec.json.encode(record), indent=1)
 
 
+def read_owner(store: ObjectStore, path: str) -> str | None:
+    """Return the id of the lake that the record at `path` names; None if there is no record."""
+    owner, _ = read_record(store, path, _Owner)
+    return None if owner is None else owner.lake_id
+
+
 def require_lake(store: ObjectStore, path: str, lake_id: str, content: str) -> None:
     """Raise `SettingsError` if the record at `path` names another lake. `content` is what the record is of."""
-    owner, _ = read_record(store, path, _Owner)
-    if owner is not None:
-        refuse_other_lake(store, owner.lake_id, lake_id, content)
+    owner_id = read_owner(store, path)
+    if owner_id is not None:
+        refuse_other_lake(store, owner_id, lake_id, content)
 
 
 def refuse_other_lake(store: ObjectStore, owner_id: str, lake_id: str, content: str) -> None:
@@ -69,3 +76,22 @@ def refuse_other_lake(store: ObjectStore, owner_id: str, lake_id: str, content: 
             f"{store.base_url} has {content} of another lake ({owner_id[:8]}, not {lake_id[:8]}).",
             hint="Use another target; each lake needs its own.",
         )
+
+
+def note_target(ledger: Ledger, store: ObjectStore, path: str) -> bool:
+    """Let the ledger know a target by its record before a publish; return whether it was published since a purge.
+
+    One that cannot be reached is none. It stays known: a folder that is not there can return.
+    """
+    known = ledger.properties.published_targets
+    if (url := store.url(path)) not in known:
+        store.head(path)
+        ledger.set_properties(published_targets={**known, url: False})
+    return known.get(url, False)
+
+
+def note_published(ledger: Ledger, store: ObjectStore, path: str) -> None:
+    """Let the ledger know that a target, which it knows, has nothing that was purged."""
+    known = ledger.properties.published_targets
+    if (url := store.url(path)) in known:
+        ledger.set_properties(published_targets={**known, url: True})

@@ -8,9 +8,15 @@ import shutil
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from unittest.mock import patch
+from urllib.request import Request, urlopen
 
 from pipeline.atomic_files import lock_file, temp_name
-from pipeline.errors import ExitCode
+from pipeline.errors import ExitCode, PublishError
+from pipeline.lake.lake import Lake
+from pipeline.publish import iceberg_publish, mirror
+from pipeline.publish.object_store import open_store
+from schemas.timestamps import SECOND
 from tests.findings import printed_lines
 from tests.lake.operations import called, told
 from tests.publish.erasure import begun, find_words, purged
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
     from tests.publish.s3_server import S3Server
 
 _LIVES: Final = int(os.environ.get("SOAK_EXAMPLES", "1"))
+_MONTH: Final = 30 * 24 * 3600
 _ON_S3: Final = 20  # of so many lives one is on S3
 
 
@@ -98,6 +105,79 @@ def test_a_killed_publish_leaves_no_purged_file(history: History, tmp_path: Path
         path.unlink()
     assert list(find_words(target, {"ref 777123"})) == []
     assert list(find_words(tables, {"ref 777123"})) == []
+
+
+def test_an_earlier_target_is_named(history: History, tmp_path: Path) -> None:
+    """A purge names each place of an earlier publish that has the lake as it was before, until that has changed.
+
+    So it does after a first publish that was stopped. Nothing is said of a place that was published again, deleted,
+    or given to another lake, nor of one to which a publish could never write. A backup alone is the operator's.
+    """
+    lake, (a, b, c, t) = history.root, ((tmp_path / name).as_uri() for name in "abct")
+    tables = ("--iceberg", "--set", f"iceberg_location={t}")
+    (tmp_path / "wrong").write_text("no folder")
+    told(lake, "publish", "--to", (wrong := (tmp_path / "wrong").as_uri()), code=ExitCode.PUBLISH)
+    told(lake, "publish", "--iceberg", "--set", f"iceberg_location={wrong}", code=ExitCode.PUBLISH)
+    told(lake, "backup", (tmp_path / "backup").as_uri())
+    told(lake, "publish", "--to", a, *tables)
+    stop = PublishError("Stopped.")
+    with (
+        patch.object(iceberg_publish, "stage_table", side_effect=stop),
+        patch.object(mirror, "encode_record", side_effect=stop),
+    ):
+        told(lake, "publish", "--iceberg", "--set", f"iceberg_location={c}", code=ExitCode.PUBLISH)
+        told(lake, "publish", "--to", c, code=ExitCode.PUBLISH)
+    told(lake, "publish", "--to", b, "--iceberg")
+    answer = purged(lake, 777_123)
+    assert (answer.code, answer.out.count("erased (")) == (ExitCode.PUBLISH, 2)
+    assert _not_erased(answer.out) == [a, f"Iceberg tables at {t}", f"Iceberg tables at {c}", c]
+    assert "It is an earlier target: publish there again, or delete it. Correct that, then run" in answer.out
+    (tmp_path / "c" / "iceberg-owner.json").unlink()
+    (tmp_path / "c").rename(tmp_path / "unmounted")
+    told(lake, "publish", "--to", a)
+    assert _not_erased(purged(lake, 777_123).out) == [f"Iceberg tables at {t}"]
+    owner = tmp_path / "t" / "iceberg-owner.json"
+    record = owner.read_text()
+    owner.write_text('{"lake_id": "another"}')
+    assert purged(lake, 777_123).code == ExitCode.OK
+    owner.write_text("{")
+    assert f"Iceberg tables at {t}: NOT ERASED: {t}/{owner.name} is damaged" in purged(lake, 777_123).out
+    owner.write_text(record)
+    with Lake(lake, doing="test") as held, held.ledger.transaction() as db:
+        db.execute("UPDATE purge SET purged_at = purged_at - ?", (_MONTH * SECOND,))  # for a week every publish sweeps
+    for path in tmp_path.glob("t/**/*.*"):
+        os.utime(path, (path.stat().st_mtime - _MONTH - 3600,) * 2)
+    told(lake, "publish", *tables)
+    assert purged(lake, 777_123).code == ExitCode.OK
+    assert list(find_words(tmp_path / "t", {"ref 777123"})) == []
+    (tmp_path / "unmounted").rename(tmp_path / "c")
+    assert _not_erased(purged(lake, 777_123).out) == [c]
+    told(lake, "backup", c)
+    assert purged(lake, 777_123).code == ExitCode.OK
+    assert _not_erased(purged(lake, 1).out) == [c, b, f"Iceberg tables at {b}"]
+
+
+def test_an_earlier_bucket_is_named(history: History, s3_server: S3Server, s3_url: str, tmp_path: Path) -> None:
+    """A purge names a bucket that cannot be reached once, and says nothing of one that is not there any more."""
+    lake, target, away = history.root, (tmp_path / "target").as_uri(), {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
+    never = ("--iceberg", "--set", f"iceberg_location={s3_url}/never")
+    told(lake, "publish", *never, code=ExitCode.PUBLISH, **away)
+    told(lake, "publish", "--to", s3_url)
+    told(lake, "publish", "--to", target, "--iceberg")
+    answer = purged(lake, 777_123, **away)
+    assert _not_erased(answer.out) == [s3_url]
+    assert "the host cannot be reached. Correct that, then" in answer.out
+    answer = purged(lake, 1, SCANLAKE_PUBLISH_TO=s3_url, **away)
+    assert _not_erased(answer.out) == [s3_url, f"Iceberg tables at {target}", target]
+    told(lake, "publish", "--to", target, "--iceberg")
+    assert _not_erased(purged(lake, 1).out) == [s3_url]
+    open_store(s3_url).delete(["latest.json", "catalog.duckdb"])
+    urlopen(Request(f"{s3_server.endpoint}/{s3_url.split('/')[2]}", method="DELETE"), timeout=10).close()
+    assert purged(lake, 1).code == ExitCode.OK
+
+
+def _not_erased(out: str) -> list[str]:
+    return [line.partition(": NOT ERASED: ")[0] for line in out.splitlines() if ": NOT ERASED: " in line]
 
 
 def test_a_purged_file_is_nowhere(
