@@ -84,6 +84,10 @@ class WorkerProcess:
             raise answer.error from RemoteTraceback(f"in the {self._name} process\n{answer.stack}")
         return answer
 
+    def kill(self) -> None:
+        """End the worker at once, also while another thread waits for its answer."""
+        self._process.kill()
+
     def close(self) -> None:
         """End the worker, and wait for its end."""
         with contextlib.suppress(OSError), self._process:

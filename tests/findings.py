@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from pipeline.findings import Severity
 from pipeline.reports.folder_check import check_report_folder
+from pipeline.reports.pdf_reader import PdfReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from pipeline.findings import Finding
+    from pipeline.findings import CheckResult, Finding
 
 
 def lines_of(findings: Iterable[Finding], severity: Severity = Severity.ERROR) -> list[str]:
@@ -25,6 +27,12 @@ def printed_lines(result: Mapping[str, Any], area: str, severity: Severity = Sev
     return [f"{item['subject']}: {item['problem']}" for item in found]
 
 
+def checked_folder(folder: Path, allowed_signers: Path | None = None) -> CheckResult:
+    """The check of the folder of a report, as `scanlake check --report` makes it."""
+    with closing(PdfReader()) as reader:
+        return check_report_folder(folder, reader, allowed_signers)
+
+
 def folder_problems(folder: Path, allowed_signers: Path | None = None) -> list[str]:
     """What is wrong with the folder of a report."""
-    return lines_of(check_report_folder(folder, allowed_signers).findings)
+    return lines_of(checked_folder(folder, allowed_signers).findings)

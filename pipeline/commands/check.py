@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -31,6 +32,7 @@ from pipeline.publish.check_published import check_published, check_target
 from pipeline.publish.object_store import open_store
 from pipeline.publish_after_run import read_publish_record
 from pipeline.reports.folder_check import check_report_folder
+from pipeline.reports.pdf_reader import PdfReader
 from pipeline.settings import Settings, require_base_url
 
 GROUP: Final = "Maintain the lake"
@@ -70,7 +72,8 @@ def run(
     compared, and the exit code is 5.
     """
     if report is not None:
-        checks = iter(check_report_folder(report, allowed_signers).findings)
+        with closing(PdfReader()) as reader:
+            checks = iter(check_report_folder(report, reader, allowed_signers).findings)
     else:
         checks = _check_setup(context, read_data=read_data, published=published)
     findings: list[Finding] = []

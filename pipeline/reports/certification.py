@@ -19,7 +19,6 @@ from pipeline.formatting import pluralize
 from pipeline.lake.request_log import FileConfirmation, OrderState
 from pipeline.logs import get_logger
 from pipeline.reports.confirmation import FileAbsence, FileUnconfirmed
-from pipeline.reports.page_text import PageFindings, read_pages
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.request_log import ReportBatch, ReportJobFile, ReportOrderRecord
     from pipeline.reports.confirmation import Confirmation, FileConfirmer
+    from pipeline.reports.pdf_reader import PageFindings, PdfReader
     from pipeline.reports.run_state import ReportRunState
 
 _log = get_logger()
@@ -55,9 +55,10 @@ class Doubt(Struct, frozen=True):
 class Certifier:
     """Certifies the saved PDFs of a run."""
 
-    def __init__(self, state: ReportRunState, confirmer: FileConfirmer) -> None:
+    def __init__(self, state: ReportRunState, confirmer: FileConfirmer, reader: PdfReader) -> None:
         self._state = state
         self._confirmer = confirmer
+        self._reader = reader
         self._lock = asyncio.Lock()
         self._last_at = time.monotonic()
         self._doubts: Counter[int] = Counter()  # by file
@@ -99,7 +100,8 @@ class Certifier:
         findings = {}
         for order in orders:
             path = self._state.folder.path / (order.pdf or "")
-            findings[order.batch] = await asyncio.to_thread(read_pages, path, [*files[order.batch].values()])
+            references = {file_id: file.reference for file_id, file in files[order.batch].items()}
+            findings[order.batch] = await asyncio.to_thread(self._reader.read, path, references)
         self.shows_references |= any(pages.count for pages in findings.values())
         duplicates = self._find_duplicates({batch: pages.count or 0 for batch, pages in findings.items()})
         again = [

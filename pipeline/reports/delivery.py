@@ -20,6 +20,7 @@ from pipeline.reports.run_state import order_age_seconds
 if TYPE_CHECKING:
     from pipeline.errors import ProtocolError
     from pipeline.lake.request_log import ReportBatch, ReportOrderRecord
+    from pipeline.reports.pdf_reader import PdfReader
     from pipeline.reports.run_state import ReportRunState
 
 _FOLLOWED: Final = frozenset({OrderState.ORDERED, OrderState.SAVING, OrderState.SAVED, OrderState.DELIVERED})
@@ -28,7 +29,7 @@ _FOLLOWED: Final = frozenset({OrderState.ORDERED, OrderState.SAVING, OrderState.
 class ReportRun:
     """One run of a job."""
 
-    def __init__(self, state: ReportRunState) -> None:
+    def __init__(self, state: ReportRunState, reader: PdfReader) -> None:
         self._state = state
         confirmer = FileConfirmer(
             state.client,
@@ -37,7 +38,7 @@ class ReportRun:
         )
         self._poller = ReportPoller(state)
         self._orderer = BatchOrderer(state, confirmer, self._poller)
-        self._certifier = Certifier(state, confirmer)
+        self._certifier = Certifier(state, confirmer, reader)
         self._queue: deque[ReportBatch] = deque()  # the batches to order
 
     @property

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from pipeline.errors import SettingsError
 from pipeline.findings import collect, error, ok, warning
 from pipeline.formatting import pluralize
-from pipeline.lake.request_log import ReportJobFile
 from pipeline.reports.index_page import PAGE_NAME, render_page
 from pipeline.reports.manifest import (
     CSV_NAME,
@@ -25,7 +24,6 @@ from pipeline.reports.manifest import (
     format_csv,
 )
 from pipeline.reports.models import Manifest
-from pipeline.reports.page_text import read_pages
 from pipeline.reports.signing import verify_signature
 from pipeline.version import __version__
 
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
 
     from pipeline.findings import CheckResult, Finding
     from pipeline.reports.models import ManifestFile, ManifestPdf
+    from pipeline.reports.pdf_reader import PageFindings, PdfReader
 
 _SUMS_LINE: Final = re.compile(r"([0-9a-f]{64}) [ *]([^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*)")
 """No name begins with a dot or leads out of the folder."""
@@ -44,7 +43,7 @@ _Problem: TypeAlias = "tuple[str, str]"
 """A file of the folder, and what is wrong with it."""
 
 
-def check_report_folder(folder: Path, allowed_signers: Path | None = None) -> CheckResult:
+def check_report_folder(folder: Path, reader: PdfReader, allowed_signers: Path | None = None) -> CheckResult:
     """Check the checksums, PDFs, manifest and signature of a folder, and whether they agree.
 
     A signature must exist if the manifest has `signed`, or with `allowed_signers`. Raises `SettingsError` if it is not
@@ -67,7 +66,7 @@ def check_report_folder(folder: Path, allowed_signers: Path | None = None) -> Ch
     else:
         intact = sums.keys() - {name for name, _ in problems}
         problems += _find_manifest_problems(manifest, sums, folder)
-        problems += _find_page_problems(manifest, folder, intact)
+        problems += _find_page_problems(manifest, folder, intact, reader)
     must_be_signed = allowed_signers is not None or (manifest is not None and manifest.signed)
     signature = _check_signature(folder, content, allowed_signers, must_be_signed=must_be_signed)
     findings = [error("report", name, problem, _HINT) for name, problem in problems]
@@ -180,19 +179,20 @@ def _group_by_pdf(manifest: Manifest) -> dict[str, list[ManifestFile]]:
     return files
 
 
-def _find_page_problems(manifest: Manifest, folder: Path, intact: set[str]) -> Iterator[_Problem]:
+def _find_page_problems(manifest: Manifest, folder: Path, intact: set[str], reader: PdfReader) -> Iterator[_Problem]:
     """Read the PDFs again that are `intact`, and yield each file whose `on_pages` they do not confirm."""
     files = _group_by_pdf(manifest)
     for pdf in manifest.pdfs:
         if pdf.pdf in intact:
             if (folder / pdf.pdf).stat().st_size != pdf.bytes:
                 yield pdf.pdf, f"its size is not that in {JSON_NAME}"
-            yield from _find_unconfirmed(pdf, folder / pdf.pdf, files[pdf.pdf])
+            if pdf.references_found is not None:
+                references = {file.file_id: file.reference for file in files[pdf.pdf] if file.file_id is not None}
+                yield from _find_unconfirmed(pdf, reader.read(folder / pdf.pdf, references), files[pdf.pdf])
 
 
-def _find_unconfirmed(pdf: ManifestPdf, path: Path, files: Sequence[ManifestFile]) -> Iterator[_Problem]:
-    pages = read_pages(path, [ReportJobFile(0, file.file_id, file.reference, None, None) for file in files])
-    if pdf.references_found is None or not pages.is_read:
+def _find_unconfirmed(pdf: ManifestPdf, pages: PageFindings, files: Sequence[ManifestFile]) -> Iterator[_Problem]:
+    if not pages.is_read:
         return
     on_pages = pages.on_pages if pages.count else {}  # as certified: pages without any reference decide nothing
     for file in files:

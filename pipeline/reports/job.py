@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -19,6 +19,7 @@ from pipeline.reports.delivery import ReportRun
 from pipeline.reports.folder import open_job_folder
 from pipeline.reports.folder_check import check_report_folder, read_folder_manifest
 from pipeline.reports.manifest import OWN_NAMES, SIGNATURE_NAME, SUMS_NAME, read_manifest, write_manifest
+from pipeline.reports.pdf_reader import PdfReader
 from pipeline.reports.run_state import ReportRunState
 from schemas.timestamps import new_run_id, now_us
 
@@ -70,7 +71,8 @@ async def run_job(
 
     Raises the errors of `open_job_folder`, `open_job` and `ReportRun.run`; PDFs that were delivered stay.
     """
-    with open_job_folder(path, new_run_id()) as folder:
+    # A run that must stop leaves the block, and no thread waits for a PDF any more.
+    with open_job_folder(path, new_run_id()) as folder, closing(PdfReader()) as reader:
         folder.refuse_others(*OWN_NAMES)
         try:
             job, resumed = await asyncio.to_thread(open_job, folder, request_log, options, select_files)
@@ -78,11 +80,12 @@ async def run_job(
             folder.remove_if_new()
             raise
         if resumed:
-            finished = await asyncio.to_thread(_find_finished, folder, read_manifest(request_log, job), sign)
+            known = read_manifest(request_log, job)
+            finished = await asyncio.to_thread(_find_finished, folder, reader, known, sign)
             if finished is not None:
                 return JobResult(finished, resumed=True, was_complete=True)
         state = ReportRunState(client, request_log, folder, options, run_options, progress or NullProgress())
-        run = ReportRun(state)
+        run = ReportRun(state, reader)
         try:
             async with client:
                 await run.run()
@@ -96,7 +99,7 @@ async def run_job(
     return JobResult(manifest, resumed, had_protocol_errors=bool(run.protocol_errors))
 
 
-def _find_finished(folder: JobFolder, known: Manifest, sign: Signer | None) -> Manifest | None:
+def _find_finished(folder: JobFolder, reader: PdfReader, known: Manifest, sign: Signer | None) -> Manifest | None:
     """Return the manifest of a folder with nothing left to do; an unsigned folder is signed, if `sign` is given.
 
     `known` is what the ledger has. Raises `SettingsError` if the run would change a signed folder without signing it
@@ -104,7 +107,7 @@ def _find_finished(folder: JobFolder, known: Manifest, sign: Signer | None) -> M
     """
     names = folder.list_files()
     if SUMS_NAME in names and not known.failed:
-        check, manifest = check_report_folder(folder.path), read_folder_manifest(folder.path)
+        check, manifest = check_report_folder(folder.path, reader), read_folder_manifest(folder.path)
         if manifest is not None and manifest.job == known.job and not manifest.failed and not check.most_severe:
             if sign is not None and SIGNATURE_NAME not in names:
                 folder.write(SIGNATURE_NAME, sign((folder.path / SUMS_NAME).read_bytes()))

@@ -1,29 +1,25 @@
-"""Which files of a batch the pages of a PDF show, read with the optional library pypdf."""
+"""Which files of a batch the pages of a PDF show, read with the optional library pypdf: the worker of `pdf_reader`."""
 
 from __future__ import annotations
 
 import logging
 import re
+import resource
+import signal
 import unicodedata
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct, field
+import pypdf
 
-try:
-    import pypdf
-except ImportError:  # an optional extra
-    _HAS_PYPDF = False
-else:
-    _HAS_PYPDF = True
+from pipeline.reports.pdf_reader import PageFindings
+from pipeline.worker_process import serve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from pipeline.lake.request_log import ReportJobFile
-
-_MAX_BYTES: Final = 256 * 1024**2
 _MIN_LETTERS: Final = 4  # a shorter reference or id may be a page number or a word
 _MIN_WRAPPED_LETTERS: Final = 8  # a shorter one is not searched across the end of a line
 _BEFORE: Final = r"(?<!\w)(?<!\w[-./])"
@@ -32,43 +28,29 @@ _AFTER: Final = r"(?!\w)(?![-./]\w)"
 logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it warns of every defect of a PDF that it can still read
 
 
-class PageFindings(Struct, frozen=True):
-    """What the pages show. `on_pages` by file id: None if the pages do not decide.
-
-    `is_read` is False if the PDF cannot be read or pypdf is not installed.
-    """
-
-    is_read: bool = False
-    on_pages: Mapping[int, bool | None] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int | None:
-        """The number of files that the pages show; None if the PDF was not read."""
-        return sum(value is True for value in self.on_pages.values()) if self.is_read else None
+def main(max_seconds: int, max_bytes: int) -> None:
+    """Answer requests from stdin until it is closed. A PDF that needs more of the processor ends the process."""
+    with suppress(ValueError):  # the system permits less, or knows no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
+    serve(lambda request: _read_pages(max_seconds, *request))
 
 
-def read_pages(pdf: Path, files: Sequence[ReportJobFile]) -> PageFindings:
-    """Return which of `files` the PDF shows by reference or id."""
-    text = _extract_text(pdf)
-    return PageFindings() if text is None else find_files(text, files)
-
-
-def _extract_text(pdf: Path) -> str | None:
-    if not _HAS_PYPDF or pdf.stat().st_size > _MAX_BYTES:
-        return None
+def _read_pages(max_seconds: int, pdf: Path, references: Mapping[int, str | None]) -> PageFindings:
+    signal.setitimer(signal.ITIMER_PROF, max_seconds)  # counts no time in which others have the processor
     try:
         with pdf.open("rb") as file:
-            return "\n".join(page.extract_text() for page in pypdf.PdfReader(file).pages)
-    except Exception:  # noqa: BLE001 - a damaged PDF raises any exception in this library
-        return None
+            text = "\n".join(page.extract_text() for page in pypdf.PdfReader(file).pages)
+        return _find_files(text, references)
+    except Exception:  # noqa: BLE001 - a damaged PDF raises any exception in this library, a large one `MemoryError`
+        return PageFindings()
 
 
-def find_files(text: str, files: Sequence[ReportJobFile]) -> PageFindings:
-    """Return which of `files` stand in the text of a PDF.
+def _find_files(text: str, names: Mapping[int, str | None]) -> PageFindings:
+    """Return which files stand in the text of a PDF; `names`: the reference of each by id.
 
     A reference that several files of the batch have shows none of them; the id decides.
     """
-    references = {file.file_id: _normalize(file.reference or "") for file in files if file.file_id is not None}
+    references = {file_id: _normalize(reference or "") for file_id, reference in names.items()}
     shared = {key for key, count in Counter(references.values()).items() if count > 1}
     stated = _find_keys(text, {*references.values(), *map(str, references)})
     shows_ids = any(str(file_id) in stated for file_id in references)

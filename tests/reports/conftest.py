@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pipeline.reports import pdf_reader
+from pipeline.worker_process import WorkerProcess
 from tests.commands.conftest import main
 from tests.lake_copies import copy_lake
 from tests.made_once import make_once
@@ -15,7 +18,7 @@ from tests.reports.report_harness import Scene, make_service, open_scene, run_re
 from tests.virtual_time import run_virtually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
     from tests.processes import Answer
@@ -27,6 +30,22 @@ __all__ = ["main"]
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three PDFs of ten files are as good as of a hundred, which `test_batches` looks at."""
     set_batch_size(monkeypatch, 10)
+
+
+@pytest.fixture(scope="session")
+def pdf_worker() -> Iterator[WorkerProcess]:
+    """The worker that reads PDFs, for all tests: its start takes a quarter of a second."""
+    limits = map(str, (pdf_reader._MAX_PROCESSOR_SECONDS, pdf_reader._MAX_MEMORY_BYTES))
+    worker = WorkerProcess("PDF", pdf_reader._WORKER_CODE, *limits)
+    yield worker
+    worker.close()
+
+
+@pytest.fixture(autouse=True)
+def _one_pdf_worker(monkeypatch: pytest.MonkeyPatch, pdf_worker: WorkerProcess) -> None:
+    """Let every reader use the same worker, and leave it running."""
+    shared = SimpleNamespace(exchange=pdf_worker.exchange, kill=lambda: None, close=lambda: None)
+    monkeypatch.setattr(pdf_reader, "WorkerProcess", lambda *_: shared)
 
 
 @pytest.fixture(scope="session")

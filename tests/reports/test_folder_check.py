@@ -11,13 +11,12 @@ import pytest
 
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.findings import Severity
-from pipeline.reports import folder_check
-from pipeline.reports.folder_check import check_report_folder, read_folder_manifest
+from pipeline.reports.folder_check import read_folder_manifest
 from pipeline.reports.index_page import render_page
 from pipeline.reports.manifest import format_csv
-from pipeline.reports.page_text import PageFindings, read_pages
+from pipeline.reports.pdf_reader import PageFindings, PdfReader
 from pipeline.reports.signing import sign
-from tests.findings import folder_problems, lines_of
+from tests.findings import checked_folder, folder_problems, lines_of
 from tests.reports.report_harness import drop_line, edit_file, make_key, replace_file, truncate
 from tests.rows import every
 
@@ -82,7 +81,7 @@ def test_a_change_is_found(finished_folder: Path, tmp_path: Path, damage: Callab
     out = shutil.copytree(finished_folder, tmp_path / str(len(list(tmp_path.iterdir()))))
     (out / "notes.txt").write_text("mine")
     damage(out)
-    check = check_report_folder(out)
+    check = checked_folder(out)
     assert check.most_severe == ExitCode.DAMAGE
     assert any(problem in line for line in lines_of(check.findings)), check.findings
     assert "notes.txt: unknown file" in lines_of(check.findings, Severity.WARNING)
@@ -98,11 +97,11 @@ def test_nothing_outside_of_the_folder_is_read(copied_folder: Path, monkeypatch:
     """A manifest that names a file elsewhere, and a link in place of a page, are found without a look at the target."""
     read: list[Path] = []
 
-    def record(path: Path, files: Any) -> PageFindings:
+    def record(_: PdfReader, path: Path, __: Any) -> PageFindings:
         read.append(path)
-        return read_pages(path, files)
+        return PageFindings()
 
-    monkeypatch.setattr(folder_check, "read_pages", record)
+    monkeypatch.setattr(PdfReader, "read", record)
     shutil.copy(copied_folder / "report-0001.pdf", copied_folder.with_name("other.pdf"))
     manifest = _read_manifest(copied_folder)
     first, *rest = manifest.pdfs
@@ -123,7 +122,7 @@ def test_a_page_of_another_version_is_not_compared(copied_folder: Path) -> None:
     older = _read_manifest(copied_folder).model_copy(update={"scanlake": "0.0.9"})
     replace_file(copied_folder, "manifest.json", older.model_dump_json().encode())
     replace_file(copied_folder, "index.html", b"<table></table>")
-    found = check_report_folder(copied_folder).findings
+    found = checked_folder(copied_folder).findings
     assert lines_of(found) == []
     warning = "index.html: made by scanlake 0.0.9, so not compared with manifest.json"
     assert lines_of(found, Severity.WARNING) == [warning]
@@ -131,7 +130,7 @@ def test_a_page_of_another_version_is_not_compared(copied_folder: Path) -> None:
 
 def test_the_command_verifies(copied_folder: Path, tmp_path: Path, main: Callable[..., Answer]) -> None:
     """`check --report` exits 0 for an unchanged folder, 9 for a damaged one, 2 for one without a job."""
-    check = check_report_folder(copied_folder)
+    check = checked_folder(copied_folder)
     assert (lines_of(check.findings), lines_of(check.findings, Severity.WARNING)) == ([], [])
     assert "25 files, 3 PDFs, 0 files named as failed" in check.findings[-1].problem
     answer = main("check", "--report", str(copied_folder))
@@ -172,7 +171,7 @@ async def test_signatures(scene: Scene, tmp_path: Path) -> None:
     assert _name_signer(out, tmp_path / "keys") == "signer"
     assert "by an allowed signer" in folder_problems(out, tmp_path / "others")[0]
     with pytest.raises(SettingsError, match="no such file"):
-        check_report_folder(out, tmp_path / "nobody")
+        checked_folder(out, tmp_path / "nobody")
     replace_file(out, "report-0001.pdf", b"%PDF-1.4 other %%EOF")
     assert run_commands() == [True, False, False], "sums made again are not signed"
     assert any("not a signature of this content" in line for line in folder_problems(out))
@@ -188,5 +187,5 @@ async def test_signatures(scene: Scene, tmp_path: Path) -> None:
 
 
 def _name_signer(out: Path, allowed_signers: Path | None = None) -> str:
-    [found] = [item for item in check_report_folder(out, allowed_signers).findings if item.subject == "SHA256SUMS.sig"]
+    [found] = [item for item in checked_folder(out, allowed_signers).findings if item.subject == "SHA256SUMS.sig"]
     return found.problem.removeprefix("signed by ")

@@ -206,7 +206,7 @@ async def test_a_template_without_references(scene: Scene, tmp_path: Path, monke
     assert {file["on_pages"] for file in manifest["files"]} == {None}
     assert [order.state for order in result.manifest.orders] == ["superseded", "delivered"]
     assert "changed in the service" in str(result.manifest.orders[0].error)
-    monkeypatch.setattr("pipeline.reports.page_text._MAX_BYTES", 0)
+    monkeypatch.setattr("pipeline.reports.pdf_reader._MAX_BYTES", 0)
     await scene.run(out=tmp_path / "large")
     [pdf] = read_manifest(tmp_path / "large")["pdfs"]
     assert (pdf["pages"], pdf["references_found"]) == ("not read", None)
