@@ -39,6 +39,8 @@ _SUMS_LINE: Final = re.compile(r"([0-9a-f]{64}) [ *]([^./\\\x00-\x1f\x7f][^/\\\x
 """No name begins with a dot or leads out of the folder."""
 _TAIL_BYTES: Final = 2_048  # the end mark of a PDF is in here
 _HINT: Final = "Get the folder again from its source, or run the job's command again."
+_UNREAD: Final = f"its pages cannot be read, so not compared with {JSON_NAME}"
+_UNREAD_HINT: Final = "Install pypdf, or look at the pages: whether they show the files is not known."
 _Problem: TypeAlias = "tuple[str, str]"
 """A file of the folder, and what is wrong with it."""
 
@@ -57,7 +59,7 @@ def check_report_folder(folder: Path, reader: PdfReader, allowed_signers: Path |
         )
     content = sums_file.read_bytes()
     sums: dict[str, str] = {}
-    problems = list(_read_sums(content, sums))
+    problems, unread = list(_read_sums(content, sums)), list[str]()
     for name, sha256 in sums.items():
         problems += _find_file_problems(folder, name, sha256)
     manifest = read_folder_manifest(folder)
@@ -66,13 +68,14 @@ def check_report_folder(folder: Path, reader: PdfReader, allowed_signers: Path |
     else:
         intact = sums.keys() - {name for name, _ in problems}
         problems += _find_manifest_problems(manifest, sums, folder)
-        problems += _find_page_problems(manifest, folder, intact, reader)
+        problems += _find_page_problems(manifest, folder, intact, reader, unread)
     must_be_signed = allowed_signers is not None or (manifest is not None and manifest.signed)
     signature = _check_signature(folder, content, allowed_signers, must_be_signed=must_be_signed)
     findings = [error("report", name, problem, _HINT) for name, problem in problems]
     findings.append(signature)
     known = {*sums, SUMS_NAME, SIGNATURE_NAME}
     unknown = sorted(path.name for path in folder.iterdir() if path.name not in known and path.name[0] != ".")
+    findings += [warning("report", name, _UNREAD, _UNREAD_HINT) for name in unread]
     findings += [warning("report", name, "unknown file", "Nothing to do: no manifest names it.") for name in unknown]
     if manifest is not None:
         if manifest.scanlake != __version__:
@@ -179,8 +182,13 @@ def _group_by_pdf(manifest: Manifest) -> dict[str, list[ManifestFile]]:
     return files
 
 
-def _find_page_problems(manifest: Manifest, folder: Path, intact: set[str], reader: PdfReader) -> Iterator[_Problem]:
-    """Read the PDFs again that are `intact`, and yield each file whose `on_pages` they do not confirm."""
+def _find_page_problems(
+    manifest: Manifest, folder: Path, intact: set[str], reader: PdfReader, unread: list[str]
+) -> Iterator[_Problem]:
+    """Read the PDFs again that are `intact`, and yield each file whose `on_pages` they do not confirm.
+
+    Those that the manifest compared, and that cannot be read now, are added to `unread`.
+    """
     files = _group_by_pdf(manifest)
     for pdf in manifest.pdfs:
         if pdf.pdf in intact:
@@ -188,7 +196,9 @@ def _find_page_problems(manifest: Manifest, folder: Path, intact: set[str], read
                 yield pdf.pdf, f"its size is not that in {JSON_NAME}"
             if pdf.references_found is not None:
                 references = {file.file_id: file.reference for file in files[pdf.pdf] if file.file_id is not None}
-                yield from _find_unconfirmed(pdf, reader.read(folder / pdf.pdf, references), files[pdf.pdf])
+                pages = reader.read(folder / pdf.pdf, references)
+                unread += [] if pages.is_read else [pdf.pdf]
+                yield from _find_unconfirmed(pdf, pages, files[pdf.pdf])
 
 
 def _find_unconfirmed(pdf: ManifestPdf, pages: PageFindings, files: Sequence[ManifestFile]) -> Iterator[_Problem]:

@@ -128,6 +128,15 @@ def test_a_page_of_another_version_is_not_compared(copied_folder: Path) -> None:
     assert lines_of(found, Severity.WARNING) == [warning]
 
 
+def test_pages_that_cannot_be_read_are_named(copied_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pypdf, or beyond its limits, the pages are not compared: that is said, and is no damage."""
+    monkeypatch.setattr("pipeline.reports.pdf_reader._HAS_PYPDF", False)
+    found = checked_folder(copied_folder).findings
+    warnings = lines_of(found, Severity.WARNING)
+    assert (lines_of(found), len(warnings)) == ([], 3)
+    assert warnings[0] == "report-0001.pdf: its pages cannot be read, so not compared with manifest.json"
+
+
 def test_the_command_verifies(copied_folder: Path, tmp_path: Path, main: Callable[..., Answer]) -> None:
     """`check --report` exits 0 for an unchanged folder, 9 for a damaged one, 2 for one without a job."""
     check = checked_folder(copied_folder)
