@@ -123,6 +123,7 @@ _LOST: Final = {"response": "error", "status": "NO FILE FOUND"}
         # The statuses mean the same everywhere.
         ("list detail share", "AuthenticationError", [reply(status=401), reply(status=403)]),
         ("list detail share", "status-429 7.0", [reply(status=429, Retry_After="7")]),
+        ("list detail share", "status-503 7.0", [reply(status=503, Retry_After="7")]),
         ("list detail share", "ProtocolError", [reply(status=302)]),
         ("list detail share", "status-502", [reply(status=502)]),
         # A page, truncated JSON or JSON without `data` is never an empty list; a text of success is no error.
