@@ -54,6 +54,7 @@ _TABLES_BY_FILE: Final = ("file_version", "superseded_version", "reject", "refet
 _WRITTEN_OPTIONS: Final = ("selection", "title", "purpose")
 """Options of a report job that people write."""
 _NO_END: Final = (MAX_FILE_ID, MAX_FILE_ID)
+_DOCUMENTS: Final = ("list_item", "detail")
 _BATCH_ROWS: Final = 1_000
 _ID_IN_JSON_GLOB: Final = "*[^0-9]{}[^0-9]*"  # an id in the JSON of a verification
 _MAX_SHOWN_IDS: Final = 10
@@ -336,14 +337,20 @@ def read_ids_in_ledger(path: Path, file_ids: Collection[int]) -> set[int]:
 
 
 def _references_of(lake: Lake, condition: str) -> list[str]:
-    """Return every reference that the files have had: shares are recorded under it."""
-    names = {FILES.name, DELETED_FILES.name}
-    paths = [lake.layout.part_path(part.name) for part in lake.ledger.parts() if part.table_name in names]
-    if not paths:
-        return []
+    """Return every reference that the files have had: shares are recorded under it.
+
+    The documents know those of versions whose rows are no longer in a table.
+    """
+    in_documents = ", ".join(f"TRY(json_extract_string(decode({name}), '$.scan_code'))" for name in _DOCUMENTS)
+    values = {FILES.name: "scan_code", DELETED_FILES.name: "scan_code", RAW_TABLE: f"unnest([{in_documents}])"}
+    references = set[str]()
     with open_worker_connection(lake.layout.spill_dir) as db:
-        sql = f"SELECT DISTINCT scan_code FROM {sql_read_parquet(paths)} WHERE {condition} AND scan_code IS NOT NULL"
-        return [row[0] for row in db.execute(sql).fetchall()]
+        for part in lake.ledger.parts():
+            if part.table_name in values:
+                source = sql_read_parquet([lake.layout.part_path(part.name)])
+                sql = f"SELECT DISTINCT {values[part.table_name]} FROM {source} WHERE {condition}"
+                references.update(row[0] for row in db.execute(sql).fetchall() if row[0] is not None)
+    return sorted(references)
 
 
 def _rewrite_part_without(lake: Lake, part: Part, condition: str) -> list[Part]:

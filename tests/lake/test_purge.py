@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sqlite3
 import sys
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow.parquet as pq
 import pytest
-from msgspec.structs import replace
 
 from pipeline.atomic_files import damaged_name, temp_name
 from pipeline.errors import SettingsError, StorageError
@@ -22,7 +20,7 @@ from pipeline.lake.image_records import ImageKind, ImageRecord, ImageState, iter
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
 from pipeline.lake.purge import id_columns, purge
-from pipeline.lake.request_log import FileConfirmation, OrderState, ReportBatch, ReportJob, ReportJobFile, RequestLog
+from pipeline.lake.request_log import ReportBatch, ReportJob, ReportJobFile, RequestLog
 from pipeline.lake.rollback import plan_rollback, roll_back
 from pipeline.maintenance.rebuild import rebuild
 from pipeline.maintenance.repair import repair_files
@@ -132,47 +130,6 @@ def test_parts_of_one_rebuild_keep_names_of_their_own(tmp_path: Path, monkeypatc
     with opened(lake) as db:
         assert db.execute("SELECT file_id FROM files ORDER BY 1").fetchall() == [(2,), (4,)]
     assert checked(lake, read_data=True).damage == []
-
-
-def test_the_request_log_forgets_it(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report of a purged file alone, its reference as a group and in the options of a job: nothing of it is found.
-
-    What the log has of other files stays, also of one whose reference is longer; so do options that are no words.
-    """
-    files = {1: "ref 1", 2: "ref 2", 12: "ref 12"}
-    monkeypatch.setattr("pipeline.lake.purge._references_of", lambda *_: ["ref 1", "7", "kind"])
-    selection = {"kind": "reference", "references": list(files.values()), "per_file": True}
-    options = JobOptions("http://service", selection, template=7, title="About ref 1 and ref 2.").to_json()
-    batches = [
-        ReportBatch(place, f"{place:04}", name, split=False, files=(key,))
-        for place, (key, name) in enumerate(files.items(), 1)
-    ]
-    with Lake(lake, doing="test") as held:
-        commit(held, dict.fromkeys(files, 0))
-        held.publish("", at=AT, complete=True, watermark=None)
-        log = RequestLog(held.ledger)
-        selected = [ReportJobFile(place, key, name, name, None) for place, (key, name) in enumerate(files.items())]
-        log.create(ReportJob("job", "folder", options, "{}", AT), selected, batches)
-        orders = []
-        for batch in batches:
-            confirmed = {key: FileConfirmation(AT, AT, "list") for key in batch.files}
-            order = log.record_order("job", batch, AT, confirmed)
-            pdf, url = f"{batch.group_name}.pdf", f"http://x/{batch.group_name}"
-            orders.append(log.update("job", order, state=OrderState.SAVED, pdf=pdf, url=url))
-        log.exclude_files("job", 1, {1: "not in its PDF"}, AT, replace(orders[0], state=OrderState.SUPERSEDED))
-    before = re.findall(r"ref \d+", everything(lake))
-    purged(lake, 1)
-    after = re.findall(r"ref \d+", everything(lake))
-    assert [("ref 1" in words, "ref 12" in words) for words in (before, after)] == [(True, True), (False, True)]
-    with Lake(lake, doing="test") as held:
-        log = RequestLog(held.ledger)
-        assert [batch.files for batch in log.batches("job")] == [(2,), (12,)]
-        assert [order.pdf for order in log.orders("job")] == ["ref 2.pdf", "ref 12.pdf"]
-        job = log.job("job")
-    assert job is not None
-    stored = JobOptions(**json.loads(job.options))
-    assert (stored.template, stored.title) == (7, "About purged and ref 2.")
-    assert stored.selection == selection | {"references": ["purged", "ref 2", "ref 12"]}
 
 
 def is_erased(held: Lake, target: Path, file_id: int) -> bool:

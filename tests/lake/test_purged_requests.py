@@ -1,0 +1,93 @@
+"""What a purge leaves of a file in the records of requests: nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from pipeline.lake.lake import Lake
+from pipeline.lake.request_log import FileConfirmation, OrderState, ReportBatch, ReportJob, ReportJobFile, RequestLog
+from pipeline.reports.models import JobOptions
+from tests.lake import lake_builder
+from tests.lake.lake_builder import AT, commit
+from tests.lake.operations import merge_all
+from tests.lake.test_purge import everything, purged
+from tests.sync.sync_harness import asked
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from schemas.file_versions import FileVersion
+
+
+def test_the_request_log_forgets_it(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report of a purged file alone, its reference as a group and in the options of a job: nothing of it is found.
+
+    What the log has of other files stays, also of one whose reference is longer; so do options that are no words.
+    """
+    files = {1: "ref 1", 2: "ref 2", 12: "ref 12"}
+    monkeypatch.setattr("pipeline.lake.purge._references_of", lambda *_: ["ref 1", "7", "kind"])
+    selection = {"kind": "reference", "references": list(files.values()), "per_file": True}
+    options = JobOptions("http://service", selection, template=7, title="About ref 1 and ref 2.").to_json()
+    batches = [
+        ReportBatch(place, f"{place:04}", name, split=False, files=(key,))
+        for place, (key, name) in enumerate(files.items(), 1)
+    ]
+    with Lake(lake, doing="test") as held:
+        commit(held, dict.fromkeys(files, 0))
+        held.publish("", at=AT, complete=True, watermark=None)
+        log = RequestLog(held.ledger)
+        selected = [ReportJobFile(place, key, name, name, None) for place, (key, name) in enumerate(files.items())]
+        log.create(ReportJob("job", "folder", options, "{}", AT), selected, batches)
+        orders = []
+        for batch in batches:
+            confirmed = {key: FileConfirmation(AT, AT, "list") for key in batch.files}
+            order = log.record_order("job", batch, AT, confirmed)
+            pdf, url = f"{batch.group_name}.pdf", f"http://x/{batch.group_name}"
+            orders.append(log.update("job", order, state=OrderState.SAVED, pdf=pdf, url=url))
+        log.exclude_files("job", 1, {1: "not in its PDF"}, AT, replace(orders[0], state=OrderState.SUPERSEDED))
+    before = re.findall(r"ref \d+", everything(lake))
+    purged(lake, 1)
+    after = re.findall(r"ref \d+", everything(lake))
+    assert [("ref 1" in words, "ref 12" in words) for words in (before, after)] == [(True, True), (False, True)]
+    with Lake(lake, doing="test") as held:
+        log = RequestLog(held.ledger)
+        assert [batch.files for batch in log.batches("job")] == [(2,), (12,)]
+        assert [order.pdf for order in log.orders("job")] == ["ref 2.pdf", "ref 12.pdf"]
+        job = log.job("job")
+    assert job is not None
+    stored = JobOptions(**json.loads(job.options))
+    assert (stored.template, stored.title) == (7, "About purged and ref 2.")
+    assert stored.selection == selection | {"references": ["purged", "ref 2", "ref 12"]}
+
+
+def test_shares_of_a_former_reference_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference that only the documents of a superseded version have leads to no share any more."""
+    lake, make_version = tmp_path / "lake", lake_builder.version
+
+    def make_former(*values: Any) -> FileVersion:
+        made = make_version(*values)
+        document = (made.list_item or b"").replace(b"ref 1", b"f0rmer")
+        return made._replace(list_item=document, detail=document)
+
+    monkeypatch.setattr(lake_builder, "version", make_former)
+    with Lake(lake, doing="test") as held:
+        commit(held, {1: 0, 2: 0})
+        monkeypatch.undo()
+        commit(held, {1: 0})
+        held.publish("", at=AT, complete=True, watermark=AT)
+        merge_all(held, 1)
+        with held.ledger.transaction() as db:
+            for reference in ("f0rmer", "ref 2"):
+                db.execute(
+                    "INSERT INTO share (request, reference, state, created_at, send_email)"
+                    " VALUES ('x', ?, 'created', 1, 0)",
+                    (reference,),
+                )
+    purged(lake, 1)
+    assert asked(lake, "SELECT reference FROM share") == [("ref 2",)]
