@@ -14,7 +14,9 @@ import pytest
 
 from pipeline.client.client import Client
 from pipeline.client.protocol import NotFound
+from pipeline.emulator import Emulator
 from pipeline.errors import ExitCode, ProtocolError, ScanlakeError
+from pipeline.lake.request_log import FileConfirmation
 from pipeline.reports.confirmation import FileAbsence, FileConfirmer
 from tests.findings import folder_problems
 from tests.reports.report_harness import (
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pipeline.emulator import Emulator
     from tests.reports.report_harness import Scene
 
 DELETED_BEFORE: Final = "not in the service when it was to be ordered (HTTP 404)"
@@ -309,3 +310,14 @@ async def test_a_list_that_failed_is_not_read_again() -> None:
         found = await confirmer.confirm([1, 2, 3], since=since)
         assert set(map(type, found.values())) == {FileAbsence}
     assert (client.iter_pages.call_count, client.get_file.call_count) == (1, 6)
+
+
+@pytest.mark.virtual_time
+async def test_a_walk_costs_no_more_calls_than_it_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list that is longer than the service says is left after as many pages as there are files to confirm."""
+    monkeypatch.setattr("pipeline.reports.confirmation.MAX_LIMIT", 5)
+    async with Emulator(40, seed=1) as emulator, Client(emulator.base_url, emulator.token) as client:
+        confirmer = FileConfirmer(client, files_in_service=1, identity="id")
+        found = await confirmer.confirm(emulator.world.keys()[:3], since=1)
+    assert set(map(type, found.values())) == {FileConfirmation}
+    assert (len(found), emulator.counts["list"]) == (3, 3)
