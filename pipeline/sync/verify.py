@@ -241,23 +241,26 @@ class _Verify:
             unseen = await self._exclude_unproven(unseen, unproven)
         is_suspicious = has_lost_too_many(file_count, len(unseen))
         may_delete = self._mode.accept_deletions or not is_suspicious
-        deleted, unlisted = self._differences.deleted, self._differences.unlisted
+        deleted, unlisted, answered = self._differences.deleted, self._differences.unlisted, list[int]()
+        error: RetriesExhaustedError | None = None
         for file_ids in _split_rounds(unseen):
-            answers = await self._fetch_by_id(file_ids)
-            errors = [answer for answer in answers if isinstance(answer, RetriesExhaustedError)]
-            if len(errors) == len(answers):
-                raise errors[0]  # an outage shows no file
-            for file_id, answer in zip(file_ids, answers, strict=True):
+            for file_id, answer in zip(file_ids, await self._fetch_by_id(file_ids), strict=True):
                 if isinstance(answer, NotFound):
                     deleted[file_id] = answer.evidence
+                    continue
+                unlisted.append(file_id)
+                if isinstance(answer, Detail):
+                    answered.append(file_id)
                 else:
-                    unlisted.append(file_id)
+                    error = answer
+            if error is not None and is_suspicious and not (deleted or answered):
+                raise error  # an outage shows nothing of a file
             # A few files can be unlisted for ever.
-            is_incomplete = is_suspicious and len(unlisted) > max_deletions(file_count)
+            is_incomplete = is_suspicious and len(answered) > max_deletions(file_count)
             if is_incomplete or not may_delete:
-                raise shrunken_list_error(len(unseen), file_count, unlisted if is_incomplete or not deleted else ())
+                raise shrunken_list_error(len(unseen), file_count, answered if is_incomplete or not deleted else ())
         if is_suspicious and not deleted:
-            raise shrunken_list_error(len(unseen), file_count, unlisted)
+            raise shrunken_list_error(len(unseen), file_count, answered)
 
     async def _exclude_unproven(self, file_ids: Sequence[int], unproven: Sequence[Window]) -> list[int]:
         """Return the files outside of `unproven`, and name the others: an inconsistent list is no evidence."""

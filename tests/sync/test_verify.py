@@ -107,19 +107,24 @@ async def test_absence_needs_more_evidence(lake: Path) -> None:
     assert asked(lake, "SELECT count(*) FROM file_version WHERE NOT deleted") == [(15,)]
 
 
-async def test_an_outage_finds_no_file_by_its_id(lake: Path) -> None:
-    """If every call by id fails, the verification fails with their error: no file was found, and none is unlisted."""
+@pytest.mark.parametrize("hidden", [3, 60])
+async def test_a_file_without_an_answer_is_not_found_by_its_id(lake: Path, hidden: int) -> None:
+    """A few files that are not listed, and whose calls fail, stay and are named; of many the error is the result."""
     async with Emulator(10, seed=SEED) as emulator:
         await synced(emulator, lake)
         emulator.set_quirks(late_commit_seconds=3600.0)  # the list does not show new files yet
-        new = emulator.world.create(3)
+        new = emulator.world.create(hidden)
         with tampered(lake) as ledger:
             for key in new:
                 ledger.execute("INSERT INTO file_version SELECT ?, 1, 0, 0, 0, x'', '', 1, NULL, ''", (key,))
-        emulator.set_faults(poison=tuple(emulator.world.keys()))
-        with pytest.raises(RetriesExhaustedError):
-            await verified(emulator, lake, max_attempts=2)
-        assert asked(lake, "SELECT * FROM verification") == []
+        emulator.set_faults(poison=tuple(new))
+        if hidden == 3:
+            proof = await verified(emulator, lake, max_attempts=2)
+            assert (proof.consistent, proof.unlisted, proof.deleted) == (False, 3, 0)
+        else:
+            with pytest.raises(RetriesExhaustedError):
+                await verified(emulator, lake, max_attempts=2)
+    assert asked(lake, "SELECT count(*) FROM file_version WHERE NOT deleted") == [(10 + hidden,)]
 
 
 async def test_what_a_verify_cannot_repair_is_not_equal(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
