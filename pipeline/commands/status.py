@@ -280,14 +280,13 @@ def _summary_lines(status: Mapping[str, Any], publish: PublishOutcome | None) ->
     else:
         age = format_age(fresh["age_seconds"])
         lines.append(f"Everything updated before {_format_instant(fresh['watermark'])} is in the lake ({age}).")
-    verified_at = _format_instant(fresh["last_verify_at"])
     if status["is_consistent"] is False:
         lines.append("Compared with the service: not consistent. `scanlake verify` repairs it.")
     elif fresh["last_verify_at"] is None:
         never = "Not verified since the last rollback" if status["was_verified"] else "Never verified"
         lines.append(f"{never}; `scanlake verify` detects deletions.")
     else:
-        lines.append(f"Verified {verified_at}.")
+        lines.append(f"Verified {_format_instant(fresh['last_verify_at'])}.")
     return lines
 
 

@@ -11,7 +11,7 @@ import sqlite3
 import stat
 import threading
 from contextlib import AbstractContextManager, closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from msgspec.structs import asdict, replace
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.lake.models import Commit, FileVersionRecord, Part, VerificationRecord
+
+_TIMEOUT_SECONDS: Final = 30.0  # for which SQLite waits for another process
 
 
 class Ledger(LedgerQueries):
@@ -322,7 +324,7 @@ def integrity_problem(path: Path) -> str | None:
     make_log_writable(path)
     uri = f"{path.absolute().as_uri()}?mode=rw"
     try:
-        with translate_sqlite_errors(path), closing(sqlite3.connect(uri, uri=True, timeout=30)) as db:
+        with translate_sqlite_errors(path), closing(sqlite3.connect(uri, uri=True, timeout=_TIMEOUT_SECONDS)) as db:
             result = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
             tables = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'file_version'").fetchone()[0]
     except LakeCorruptedError as error:
@@ -335,8 +337,8 @@ def integrity_problem(path: Path) -> str | None:
     return None if tables else "not a ledger"
 
 
-def _connect(path: Path, timeout: float = 30.0) -> sqlite3.Connection:
-    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=timeout)
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_TIMEOUT_SECONDS)
     db.row_factory = sqlite3.Row
     return db
 

@@ -102,8 +102,7 @@ def test_the_names_of_its_fields_and_questions_are_not_found(tmp_path: Path) -> 
 
 def test_a_ledger_that_another_process_reads_is_not_called_erased(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While another process reads deleted rows a purge fails, and names the way out; the next run finishes it."""
-    connect = ledger._connect
-    monkeypatch.setattr(ledger, "_connect", lambda path: connect(path, timeout=0.1))
+    monkeypatch.setattr(ledger, "_TIMEOUT_SECONDS", 0.1)
     with closing(sqlite3.connect(lake / "ledger.sqlite", isolation_level=None)) as reader:
         insert_reject(reader, 1, b"s3cret" * 50)
         reader.execute("BEGIN")
