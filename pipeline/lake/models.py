@@ -201,18 +201,15 @@ class CatalogRecord(TypedDict):
 class PublishRecord(TypedDict):
     """The last publish to object storage: its target, the snapshot there, and when (microseconds).
 
-    `catalog_written_at` is that of the local catalog. `problem` is of the last attempt, None if it succeeded; then
-    the target has everything, its images only if `images` is set. `failures` are consecutive.
+    `problem` is of the last attempt, None if it succeeded. `failures` are consecutive.
     """
 
     target: str
     snapshot: int | None
     published_at: int | None
-    catalog_written_at: int | None
     tried_at: int
     problem: str | None
     failures: int
-    images: NotRequired[bool]
 
 
 class DeltaBase(TypedDict):

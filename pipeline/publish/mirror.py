@@ -126,8 +126,6 @@ def mirror_lake(lake: Lake, store: ObjectStore, options: MirrorOptions, *, at: i
         record["snapshot"], record["published_at"] = result.snapshot, at
         images.require_whole()
         note_published(lake.ledger, store, LATEST)
-        record["catalog_written_at"] = _written_at(lake)
-        record["images"] = options.images
     return replace(result, seconds=round(time.monotonic() - started, 3))
 
 
@@ -144,7 +142,6 @@ def _record_publish(lake: Lake, store: ObjectStore, *, at: int, is_kept: bool) -
         "target": store.base_url,
         "snapshot": former["snapshot"] if former else None,
         "published_at": former["published_at"] if former else None,
-        "catalog_written_at": None,
         "tried_at": at,
         "problem": None,
         "failures": 0,
