@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-_ATTEMPTS: Final = 5
-_PAUSE_SECONDS: Final = 0.1
 
 
 class PendingUpload(Struct, frozen=True):
@@ -58,15 +55,12 @@ def create_object(store: ObjectStore, upload: PendingUpload) -> bool:
         is_whole = upload.file.stat().st_size == upload.bytes and sha256_file(upload.file) == upload.sha256
     if not is_whole:
         raise LakeCorruptedError(f"{upload.file.name} differs from what was written; it was not uploaded.")
-    for attempt in range(_ATTEMPTS):
-        if store.create(upload.path, upload.file, sha256=upload.sha256):
-            return True
-        existing = store.head(upload.path)
-        if existing is not None:
-            check_same_object(store, upload, existing)
-            return False
-        # S3 refuses one of two simultaneous writers (409), also if the other one then fails.
-        time.sleep(_PAUSE_SECONDS * 2**attempt)
+    if store.create(upload.path, upload.file, sha256=upload.sha256):
+        return True
+    if (existing := store.head(upload.path)) is not None:
+        check_same_object(store, upload, existing)
+        return False
+    # S3 refuses one of two simultaneous writers (409), also if the other one then fails.
     raise PublishError(
         f"{store.url(upload.path)} is refused as existing, but cannot be found.", hint="Run the publish again."
     )
