@@ -6,20 +6,12 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pipeline.atomic_files import (
-    READ_ONLY,
-    FileLockedError,
-    atomic_write,
-    clone_file,
-    is_temp_file,
-    lock_file,
-    sha256_file,
-)
+from pipeline.atomic_files import READ_ONLY, atomic_write, clone_file, is_temp_file, lock_file, sha256_file
 from pipeline.errors import PublishConflictError, PublishError
 from pipeline.publish.store_contract import ObjectStore, StoredObject
 
@@ -111,9 +103,7 @@ class LocalStore(ObjectStore):
         with self._translate(""):
             for path in (*self.root.glob(_TEMP_FILES), *below):
                 if is_temp_file(path) and path.is_file() and not path.is_symlink():
-                    # A writer has the lock until the file has its final name. Another sweep may be faster.
-                    with suppress(FileLockedError, FileNotFoundError), lock_file(path, read_only=True):
-                        path.unlink()
+                    path.unlink(missing_ok=True)
 
     def _locate(self, path: str) -> Path:
         """Return the file of an object. Raises `PublishError` for a path that leads out, by its name or by a link."""
@@ -142,8 +132,7 @@ class LocalStore(ObjectStore):
 
     def _write(self, target: Path, content: bytes | Path, *, overwrite: bool) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack, atomic_write(target, mode=READ_ONLY, overwrite=overwrite) as temp:
-            stack.enter_context(lock_file(temp, blocking=True))  # a killed writer's file has none: it is deleted
+        with atomic_write(target, mode=READ_ONLY, overwrite=overwrite) as temp:
             if isinstance(content, Path):
                 clone_file(content, temp)
             else:

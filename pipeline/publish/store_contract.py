@@ -89,7 +89,7 @@ class ObjectStore(ABC):
     def remove_temp_files(self, folders: Iterable[str]) -> None:
         """Delete what killed writers left beside the objects of the root, and in and below folders.
 
-        The file of a writer that runs stays.
+        No writer runs then: the place belongs to the lake, and the caller has the lake's lock.
         """
 
     def url(self, path: str) -> str:

@@ -12,11 +12,9 @@ from unittest import mock
 import pytest
 from obstore.store import MemoryStore
 
-from pipeline.atomic_files import clone_file
 from pipeline.errors import ExitCode, PublishConflictError, PublishError, SettingsError
-from pipeline.publish import cloud_store, local_store
+from pipeline.publish import cloud_store
 from pipeline.publish.cloud_store import CloudStore
-from pipeline.publish.local_store import LocalStore
 from pipeline.publish.object_store import ObjectStore, open_store
 from tests.client.scripted_server import answer, scripted
 from tests.rows import every
@@ -126,22 +124,6 @@ def test_objects_are_listed_and_deleted(store: ObjectStore, tmp_path: Path) -> N
         with pytest.raises(PublishError) as refused:
             act()
         assert store.url("b") in refused.value.message
-
-
-def test_a_sweep_spares_a_running_writer(tmp_path: Path) -> None:
-    """A folder's sweep beside a publisher that writes an object does not delete the file before it has its name."""
-    store, source = LocalStore(tmp_path / "target"), tmp_path / "source"
-    source.write_bytes(b"content")
-
-    def clone_and_sweep(source: Path, target: Path) -> None:
-        clone_file(source, target)
-        LocalStore(store.root).remove_temp_files(["a"])
-        assert target.exists()
-
-    with mock.patch.object(local_store, "clone_file", clone_and_sweep):
-        assert store.create("a/b", source)
-        store.swap("c", source, None)
-    assert store.read("a/b") == store.read("c") == b"content"
 
 
 @every(("ignored", "mark"), [("create", "If-None-Match"), ("swap", "If-Match"), ("race", "simultaneous")])
