@@ -17,9 +17,9 @@ from pipeline.lake.purge import MAX_FILE_ID, PurgePlan, PurgeResult, id_columns,
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.logs import to_one_line
 from pipeline.maintenance.writable_lake import open_writable_lake
-from pipeline.publish.iceberg import list_iceberg_objects
+from pipeline.publish.iceberg import find_tables_location, list_iceberg_objects
 from pipeline.publish.object_store import open_store
-from pipeline.publish.remains import CopyLister, ErasedCopy, find_earlier_targets, list_mirror, read_copies
+from pipeline.publish.remains import CopyLister, ErasedCopy, find_earlier_targets, list_mirror, name_tables, read_copies
 from pipeline.publish_after_run import publish_in_subprocess
 from pipeline.publish_outcome import PublishOutcome
 from pipeline.settings import Settings
@@ -94,7 +94,7 @@ def _erase_copies(
     layout = LakeLayout(settings.lake.absolute())
     with open_ledger_readonly(layout) as ledger:
         properties = ledger.properties
-    record, location = properties.remote_publish, settings.iceberg_location or properties.iceberg_location
+    record, location = properties.remote_publish, settings.iceberg_location or find_tables_location(properties)
     target = settings.publish_to or (record["target"] if record else None)
     if target is None and location is None:
         return None, ()
@@ -104,8 +104,7 @@ def _erase_copies(
     if target is not None:
         copies[target] = lambda: list_mirror(layout, open_store(target))
     if location is not None:
-        name = f"Iceberg tables at {location}" if location else "Iceberg tables"
-        copies[name] = lambda: list_iceberg_objects(settings, location)
+        copies[name_tables(location)] = lambda: list_iceberg_objects(settings, location)
     erased = read_copies(copies, file_ids, id_columns(properties))
     return published, (*erased, *find_earlier_targets(layout, copies))
 

@@ -253,8 +253,7 @@ class LakeProperties(Struct, frozen=True):
     rollback_pause: RollbackPause | None = None
     lake_id: str | None = None  # in hex; a target of another lake is refused
     remote_publish: PublishRecord | None = None
-    iceberg_location: str | None = None  # of the tables that were published last; "" if their catalog chooses it
-    published_targets: Mapping[str, bool] = {}  # URLs of their records; whether each was published since the last purge
+    published_targets: Mapping[str, bool] = {}  # records by URL, the newest last; whether published since a purge
     run_progress: RunProgress | None = None  # of the last run that fetched
     pending_rows_from: int | None = None  # first commit whose rows are not in parts, only its documents are
 

@@ -15,11 +15,10 @@ from pipeline.publish.store_records import note_published, note_target
 from pipeline.publish.sweep_rule import SweepRule
 from pipeline.publish.target_layout import OWNER
 from schemas.tables import BY_NAME
-from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
-    from pipeline.lake.models import PublishRecord
+    from pipeline.lake.models import LakeProperties, PublishRecord
     from pipeline.publish.remains import Objects
     from pipeline.settings import Settings
 
@@ -45,13 +44,6 @@ class IcebergResult(Struct, frozen=True):
     bytes: int
     deleted: int
     seconds: float
-
-
-class RetentionOptions(Struct, frozen=True):
-    """What a sweep spares, and the last purge, in seconds since 1970: for some days after it every publish sweeps."""
-
-    rule: SweepRule
-    purged_at: float | None = None
 
 
 def has_iceberg_tables(settings: Settings) -> bool:
@@ -80,33 +72,32 @@ def publish_iceberg_tables(lake: Lake, settings: Settings, *, at: int, location:
     if last is None:
         raise SettingsError("The lake has no snapshot to publish.", hint="Run `scanlake sync` first.")
     publish = _import("iceberg_publish")
-    purged_at = lake.ledger.last_purge_at()
     rule = SweepRule.from_lake(lake, at=at, grace_seconds=settings.retention_hours * 3600)
     location = settings.iceberg_location or location or ""
-    lake.ledger.set_properties(iceberg_location=location)  # a purge goes there
     try:
         catalog = _connect(settings, location)
-        store = catalog.io.open_root(catalog.root) if catalog.root else None
-        if store is not None and not note_target(lake.ledger, store, OWNER):
-            purged_at = at  # the place can have what was purged long ago
-        retention = RetentionOptions(rule, None if purged_at is None else purged_at / SECOND)
+        if catalog.root:  # a place that cannot be reached is no target
+            catalog.io.open_root(catalog.root).head(OWNER)
+        target = f"{catalog.root}/{OWNER}"
+        has_purged = not note_target(lake.ledger, target)
+        lake_id = lake.ledger.get_lake_id()
         result: IcebergResult = publish.publish_iceberg(
-            catalog,
-            lake.layout,
-            last.snapshot,
-            lake_id=lake.ledger.get_lake_id(),
-            at=at,
-            retention=retention,
-            hashes={part.name: part.sha256 for part in lake.ledger.parts()},
+            catalog, lake.layout, last.snapshot, lake_id=lake_id, rule=rule, has_purged=has_purged
         )
     except PublishError as error:
         if (record := lake.ledger.properties.remote_publish) is not None:
             failed = {**record, "tried_at": at, "problem": error.message, "failures": record["failures"] + 1}
             lake.ledger.set_properties(remote_publish=cast("PublishRecord", failed))
         raise
-    if store is not None:
-        note_published(lake.ledger, store, OWNER)
+    note_published(lake.ledger, target)
     return result
+
+
+def find_tables_location(properties: LakeProperties) -> str | None:
+    """Return the location of the tables that were published last, "" if their catalog chose it; None without any."""
+    suffix = f"/{OWNER}"
+    locations = [url.removesuffix(suffix) for url in properties.published_targets if url.endswith(suffix)]
+    return locations[-1] if locations else None
 
 
 def list_iceberg_objects(settings: Settings, location: str) -> tuple[Objects, list[str]]:

@@ -18,19 +18,17 @@ from pipeline.publish.iceberg_schema import LAKE_PROPERTY, table_properties, to_
 from pipeline.publish.iceberg_stage import read_sync, stage_table
 from pipeline.publish.target_layout import TABLES_PREFIX
 from schemas.tables import BY_NAME, TABLES
-from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pipeline.lake.layout import LakeLayout
-    from pipeline.publish.iceberg import RetentionOptions
     from pipeline.publish.iceberg_catalogs import IcebergCatalog, TableState
     from pipeline.publish.iceberg_stage import StagedTable, Sync
+    from pipeline.publish.sweep_rule import SweepRule
 
 _TABLES_SIDE_BY_SIDE: Final = 8
 _SWEEP_INTERVAL: Final = 8
-_PURGE_SWEEP_SECONDS: Final = 7 * 24 * 3600
 
 
 def publish_iceberg(
@@ -39,26 +37,25 @@ def publish_iceberg(
     number: int,
     *,
     lake_id: str,
-    at: int,
-    retention: RetentionOptions | None = None,
-    hashes: Mapping[str, str] | None = None,
+    rule: SweepRule | None = None,
+    has_purged: bool = False,
 ) -> IcebergResult:
-    """Make the Iceberg tables show the kept snapshot `number`, at `at` (microseconds).
+    """Make the Iceberg tables show the kept snapshot `number`, and delete by the rule what they do not need any more.
 
-    `hashes` are those of the lake's parts by name, SHA-256 in hex. Raises `SettingsError` if the snapshot is not kept
-    or the tables belong to another lake, `LakeCorruptedError` for a snapshot from before a repair of its parts,
-    `PublishConflictError` if another publisher was faster, and `PublishError`.
+    A sweep reads the manifests of every kept snapshot, so it is due with every eighth snapshot, and if `has_purged`:
+    the tables were not published since a purge. Raises `SettingsError` if the snapshot is not kept or the tables belong
+    to another lake, `LakeCorruptedError` if its parts are damaged, `PublishConflictError` if another publisher was
+    faster, and `PublishError`.
     """
     started = time.monotonic()
-    sync = read_sync(layout, number, hashes or {}, lake_id)
+    sync = read_sync(layout, number, lake_id)
     states = _load_tables(catalog, lake_id)
     staged = _stage_tables(catalog, layout, sync, states)
     if commits := [table.commit for table in staged if table.commit is not None]:
         catalog.commit(commits, {"lake_id": lake_id, "snapshot": number, "tag": sync.tag})
     deleted = 0
-    if retention is not None and _is_sweep_due(retention, number, at):
-        current = catalog.load(BY_NAME)
-        deleted = sweep_tables(catalog.io, current.values(), retention.rule)
+    if rule is not None and (has_purged or number % _SWEEP_INTERVAL == 0):
+        deleted = sweep_tables(catalog.io, catalog.load(BY_NAME).values(), rule)
     return IcebergResult(
         snapshot=number,
         tag=sync.tag,
@@ -95,16 +92,6 @@ def _stage_tables(
     """Prepare all tables, several side by side."""
     with ThreadPoolExecutor(_TABLES_SIDE_BY_SIDE) as pool:
         return list(pool.map(lambda table: stage_table(catalog, layout, sync, table, states[table.name]), TABLES))
-
-
-def _is_sweep_due(retention: RetentionOptions, number: int, at: int) -> bool:
-    """Return whether this publish deletes unneeded files.
-
-    A sweep reads the manifests of every kept snapshot, so it is due with every eighth snapshot. After a purge every
-    publish sweeps for some days, so that a killed one leaves nothing.
-    """
-    is_after_purge = retention.purged_at is not None and at / SECOND < retention.purged_at + _PURGE_SWEEP_SECONDS
-    return is_after_purge or number % _SWEEP_INTERVAL == 0
 
 
 def _check_owner(state: TableState, lake_id: str) -> None:

@@ -30,7 +30,7 @@ from pipeline.publish.target_layout import to_target_path
 from pipeline.publish.uploads import PendingUpload, upload_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.update import TableUpdate
@@ -77,13 +77,9 @@ class StagedTable(Struct, frozen=True):
     removed: int
 
 
-def read_sync(layout: LakeLayout, number: int, hashes: Mapping[str, str], lake_id: str) -> Sync:
+def read_sync(layout: LakeLayout, number: int, lake_id: str) -> Sync:
     """Return the sync of a kept snapshot. Raises `SettingsError` if it is not kept, `LakeCorruptedError`."""
     contents = read_snapshot(require_snapshot(layout, number))
-    for part in contents.parts:
-        # The rows of a part that was written again can have other positions than in the published file.
-        if hashes.get(part.name, part.sha256) != part.sha256:
-            raise LakeCorruptedError(f"Snapshot {number}: {part.name} was repaired later.", hint="Publish a newer one.")
     if missing := missing_parts(layout, contents):
         raise LakeCorruptedError(f"Snapshot {number}: {missing[0]} is missing or has another size.")
     return Sync(lake_id, contents, frozenset(f"{_TAG}{snapshot}" for snapshot, _ in list_snapshots(layout)))

@@ -125,7 +125,7 @@ def mirror_lake(lake: Lake, store: ObjectStore, options: MirrorOptions, *, at: i
         result, images = _Mirror(lake, store, options, last, at).publish()
         record["snapshot"], record["published_at"] = result.snapshot, at
         images.require_whole()
-        note_published(lake.ledger, store, LATEST)
+        note_published(lake.ledger, store.url(LATEST))
     return replace(result, seconds=round(time.monotonic() - started, 3))
 
 
@@ -188,7 +188,7 @@ class _Mirror:
                 require_no_other_images(self._store, listed)
         self._store.remove_temp_files((*FOLDERS, IMAGES))
         if not self._options.backup:
-            note_target(self._lake.ledger, self._store, LATEST)
+            note_target(self._lake.ledger, self._store.url(LATEST))
         is_backup = self._options.backup or (former is not None and former.ledger is not None)
         parts = self._list_parts(is_backup=is_backup)
         uploads = self._select_missing(parts, listed)

@@ -103,10 +103,15 @@ def find_earlier_targets(layout: LakeLayout, names: Collection[str]) -> Iterator
         properties = ledger.properties
     for url, is_erased in properties.published_targets.items():
         root, _, record = url.rpartition("/")
-        name = root if record == LATEST else f"Iceberg tables at {root}"
+        name = root if record == LATEST else name_tables(root)
         is_other = not is_erased and name not in names
         if is_other and (problem := _find_problem(root, record, properties.lake_id)):
             yield ErasedCopy(name, 0, (), problem)
+
+
+def name_tables(location: str) -> str:
+    """Return the name of the Iceberg tables at a location; "" is one that their catalog chose."""
+    return f"Iceberg tables at {location}" if location else "Iceberg tables"
 
 
 def _find_problem(root: str, record: str, lake_id: str | None) -> str | None:

@@ -78,20 +78,19 @@ def refuse_other_lake(store: ObjectStore, owner_id: str, lake_id: str, content: 
         )
 
 
-def note_target(ledger: Ledger, store: ObjectStore, path: str) -> bool:
+def note_target(ledger: Ledger, url: str) -> bool:
     """Let the ledger know a target by its record before a publish; return whether it was published since a purge.
 
-    One that cannot be reached is none. It stays known: a folder that is not there can return.
+    The newest is the last. It stays known: a folder that is not there can return.
     """
-    known = ledger.properties.published_targets
-    if (url := store.url(path)) not in known:
-        store.head(path)
-        ledger.set_properties(published_targets={**known, url: False})
-    return known.get(url, False)
+    others = dict(ledger.properties.published_targets)
+    is_published = others.pop(url, False)
+    ledger.set_properties(published_targets={**others, url: is_published})
+    return is_published
 
 
-def note_published(ledger: Ledger, store: ObjectStore, path: str) -> None:
+def note_published(ledger: Ledger, url: str) -> None:
     """Let the ledger know that a target, which it knows, has nothing that was purged."""
     known = ledger.properties.published_targets
-    if (url := store.url(path)) in known:
+    if url in known:
         ledger.set_properties(published_targets={**known, url: True})

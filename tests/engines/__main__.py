@@ -35,7 +35,6 @@ from schemas.tables import TABLES
 from tests.engines import ask, old_duckdb, ray_environment
 from tests.engines.ray_cluster import start_ray_cluster
 from tests.engines.spark_cluster import start_cluster
-from tests.lake.lake_builder import AT
 from tests.publish.iceberg_reading import NAMES
 from tests.publish.lake_history import LAKE_ID, live_history
 from tests.publish.s3_server import start_moto
@@ -158,9 +157,9 @@ def publish_lake(folder: Path, bucket: str) -> tuple[Path, dict[str, Any]]:
     """Publish a lake after each of its steps. Return the file with the tables, and the right answers."""
     lake = folder / "lake"
     numbers = []
-    for step, (_, number) in enumerate(live_history(lake)):
+    for _, number in live_history(lake):
         catalog = connect_catalog(f"{bucket}/lake")
-        publish_iceberg(catalog, LakeLayout(lake), number, lake_id=LAKE_ID, at=AT + step)
+        publish_iceberg(catalog, LakeLayout(lake), number, lake_id=LAKE_ID)
         numbers.append(number)
     states = catalog.load(NAMES)
     deletes = read_files(states["uploads"].metadata, catalog.io).deletes

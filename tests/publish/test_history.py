@@ -9,7 +9,6 @@ from pipeline.lake.layout import LakeLayout
 from pipeline.publish import iceberg_changes, iceberg_snapshots
 from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.object_store import open_store
-from tests.lake.lake_builder import AT
 from tests.publish.iceberg_reading import connect_sql, load_tables, reader
 from tests.publish.lake_history import LAKE_ID, list_differences, live_history
 from tests.publish.target_reading import differing, published
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
 _SYNCS_AFTER_PURGE: Final = 10 if SOAKING else 1
 
 
-def check_tables(catalog: IcebergCatalog, lake: Path, number: int, *, step: int) -> None:
+def check_tables(catalog: IcebergCatalog, lake: Path, number: int) -> None:
     """Publish Iceberg tables; compare all of them with the snapshot, and their tags with the kept snapshots."""
-    result = publish_iceberg(catalog, LakeLayout(lake), number, lake_id=LAKE_ID, at=AT + step)
+    result = publish_iceberg(catalog, LakeLayout(lake), number, lake_id=LAKE_ID)
     assert (result.snapshot, result.tag) == (number, f"sync-{number}")
     assert list_differences(lake, number, reader(catalog)) == []
     kept = {f"sync-{snapshot}" for snapshot, _ in list_snapshots(LakeLayout(lake))}
@@ -45,8 +44,8 @@ def test_every_snapshot_is_published_whole(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(iceberg_changes, "MAX_DELETE_FILES", 3)
         monkeypatch.setattr(iceberg_snapshots, "_MAX_MANIFESTS", 3)
     lake, mirror, catalog = tmp_path / "lake", open_store(f"file://{tmp_path}/mirror"), connect_sql(tmp_path)
-    for step, (name, number) in enumerate(live_history(lake, syncs_after_purge=_SYNCS_AFTER_PURGE)):
-        check_tables(catalog, lake, number, step=step)
+    for name, number in live_history(lake, syncs_after_purge=_SYNCS_AFTER_PURGE):
+        check_tables(catalog, lake, number)
         if SOAKING or name in {"deleted", "changed after a rollback", "changed after another rollback"}:
             result = published(lake, mirror)
             assert (result.changed, result.snapshot) == (True, number), name

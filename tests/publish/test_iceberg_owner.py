@@ -10,13 +10,11 @@ import pytest
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.layout import LakeLayout
-from pipeline.publish.iceberg import RetentionOptions
 from pipeline.publish.iceberg_connection import connect_catalog
 from pipeline.publish.iceberg_owner import CatalogId
 from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.sweep_rule import SweepRule
 from pipeline.publish.target_layout import OWNER
-from tests.lake.lake_builder import AT
 from tests.lake.operations import told
 from tests.publish.iceberg_reading import connect_sql, reader
 from tests.publish.lake_history import LAKE_ID, History, list_differences
@@ -33,9 +31,8 @@ _OTHER_ID = "f" * 32
 
 def publish(lake: Path, catalog: IcebergCatalog, number: int, lake_id: str = LAKE_ID, *, sweep: bool = False) -> int:
     """Publish a snapshot; with `sweep`, delete every file at once that no kept snapshot needs. Return their number."""
-    everything = RetentionOptions(SweepRule(time.time() + 600, frozenset()), purged_at=AT / 1_000_000)
-    retention = everything if sweep else None
-    return publish_iceberg(catalog, LakeLayout(lake), number, lake_id=lake_id, at=AT, retention=retention).deleted
+    rule = SweepRule(time.time() + 600, frozenset()) if sweep else None
+    return publish_iceberg(catalog, LakeLayout(lake), number, lake_id=lake_id, rule=rule, has_purged=sweep).deleted
 
 
 def stored_files(folder: Path) -> dict[str, bytes]:

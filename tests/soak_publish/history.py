@@ -15,7 +15,6 @@ from pipeline.lake.layout import LakeLayout
 from pipeline.publish.iceberg import read_catalog_properties
 from pipeline.publish.iceberg_connection import connect_catalog
 from pipeline.publish.iceberg_publish import publish_iceberg
-from tests.lake.lake_builder import AT
 from tests.publish.iceberg_reading import overtaken, reader
 from tests.publish.lake_history import LAKE_ID, History, list_differences, live_history
 
@@ -32,7 +31,7 @@ def connect(name: str) -> IcebergCatalog:
 
 def publish(catalog: IcebergCatalog, lake: Path, number: int) -> None:
     """Publish a snapshot of a lake."""
-    publish_iceberg(catalog, LakeLayout(lake), number, lake_id=LAKE_ID, at=AT + number)
+    publish_iceberg(catalog, LakeLayout(lake), number, lake_id=LAKE_ID)
 
 
 def compare_history(lake: Path) -> list[str]:
