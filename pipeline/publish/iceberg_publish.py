@@ -81,8 +81,7 @@ def _load_tables(catalog: IcebergCatalog, lake_id: str) -> dict[str, TableState]
     claim_locations(catalog.io, roots, LocationOwner(lake_id, catalog.id))
     for name, table in BY_NAME.items():
         if name not in states:
-            schema = to_iceberg_schema(table)
-            states[name] = catalog.create(name, schema, table_properties(table, schema, lake_id))
+            states[name] = catalog.create(name, to_iceberg_schema(table), table_properties(table, lake_id))
     return states
 
 

@@ -61,14 +61,6 @@ def _describe_column(comment: str, is_instant: bool) -> str:  # noqa: FBT001
     return comment if not is_instant or _UTC in comment else f"{comment.removesuffix('.')} {_UTC}."
 
 
-def table_properties(table: Table, schema: Schema, lake_id: str) -> dict[str, str]:
-    """Return the properties that a published table must have.
-
-    The name mapping lets readers find the columns of parts that have no field ids.
-    """
-    return {
-        **_FIXED_PROPERTIES,
-        "comment": table.comment,
-        LAKE_PROPERTY: lake_id,
-        "schema.name-mapping.default": schema.name_mapping.model_dump_json(),
-    }
+def table_properties(table: Table, lake_id: str) -> dict[str, str]:
+    """Return the properties that a published table must have."""
+    return {**_FIXED_PROPERTIES, "comment": table.comment, LAKE_PROPERTY: lake_id}

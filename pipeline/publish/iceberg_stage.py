@@ -116,7 +116,7 @@ def _update_schema(table: Table, metadata: TableMetadata, sync: Sync) -> list[Ta
     schema = to_iceberg_schema(table, schema_id=max(item.schema_id for item in metadata.schemas) + 1)
     if metadata.schema().fields != schema.fields:
         updates += [AddSchemaUpdate(schema=schema), SetCurrentSchemaUpdate(schema_id=-1)]
-    properties = table_properties(table, to_iceberg_schema(table), sync.lake_id) | {SYNC_PROPERTY: sync.tag}
+    properties = table_properties(table, sync.lake_id) | {SYNC_PROPERTY: sync.tag}
     if different := {name: text for name, text in properties.items() if metadata.properties.get(name) != text}:
         updates.append(SetPropertiesUpdate(updates=different))
     return updates
