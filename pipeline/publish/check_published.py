@@ -15,10 +15,11 @@ from pipeline.lake.layout import lock_lake_for_reading
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.physical_tables import read_parts
 from pipeline.lake.reader import open_ledger_readonly
-from pipeline.publish.image_objects import compare_images, list_without_images
+from pipeline.publish.image_objects import compare_images
 from pipeline.publish.latest import read_latest
 from pipeline.publish.object_store import open_store
-from pipeline.publish.target_layout import CATALOG, FOLDERS, OBJECTS, to_target_path
+from pipeline.publish.target_layout import CATALOG, to_target_path
+from pipeline.publish.uploads import list_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -87,12 +88,9 @@ class _Check:
         return f"{', '.join(counts)} compared"
 
     def find_damage(self, *, read_data: bool) -> Iterator[_Damage]:
-        listed, has_images = list_without_images(
-            self._store, OBJECTS, FOLDERS, has_images=self._record.images is not None
-        )
-        yield from self._check_catalog(listed, read_data=read_data)
-        if has_images:
-            yield from self._check_images(read_data=read_data)
+        yield from self._check_catalog(list_target(self._store), read_data=read_data)
+        if self._record.images is not None:
+            yield from self._check_images(self._record.images.whole_at, read_data=read_data)
 
     def _check_catalog(self, listed: Mapping[str, StoredObject], *, read_data: bool) -> Iterator[_Damage]:
         """Compare the catalog with the record, and the documents with the parts that it names."""
@@ -119,9 +117,8 @@ class _Check:
             elif read_data and self._download(path) != part.sha256:
                 yield path, "sha256 differs"
 
-    def _check_images(self, *, read_data: bool) -> Iterator[_Damage]:
+    def _check_images(self, whole_at: int, *, read_data: bool) -> Iterator[_Damage]:
         """Compare the images on the target with the rows of the lake. Newer images need not be there."""
-        whole_at = self._record.images.whole_at if self._record.images is not None else 0
         for chunk in compare_images(self._layout, self._ledger, self._store):
             self._images += len(chunk.pictures) - len(chunk.missing)
             yield from ((item.path, "missing") for item in chunk.missing if item.fetched_at <= whole_at)

@@ -20,7 +20,7 @@ from pipeline.lake.layout import translate_os_errors
 from pipeline.publish.uploads import PendingUpload, create_object, find_difference, run_side_by_side
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.layout import LakeLayout
@@ -77,39 +77,23 @@ def has_other_images(layout: LakeLayout, ledger: LedgerQueries, store: ObjectSto
     return any(chunk.unnamed for chunk in compare_images(layout, ledger, store))
 
 
-def require_no_other_images(store: ObjectStore, listed: Iterable[str]) -> None:
-    """Raise `SettingsError` if others have objects where the first images of a place would be. `listed` are all."""
-    if others := [path for path in listed if path.startswith(f"{IMAGES}/")]:
+def has_images_on(store: ObjectStore, *, upload: bool) -> bool:
+    """Return whether a store without a record of images has some: a killed run can have left them.
+
+    Raises `SettingsError` if others have objects where an `upload` would be the first image.
+    """
+    listed = [item.path for item in store.list(IMAGES)]
+    has_images = any(map(is_image_path, listed))
+    if listed and upload and not has_images:
         raise SettingsError(
-            f"{store.base_url} has other objects, such as {others[0]}.",
+            f"{store.base_url} has other objects, such as {listed[0]}.",
             hint=f"Move {IMAGES} away, or use a folder or URL of its own.",
         )
+    return has_images
 
 
 def _choose_prefixes(ledger: LedgerQueries) -> Sequence[str]:
     return ("",) if read_totals(ledger).pictures <= _ONE_LIST else _FOLDERS
-
-
-def list_without_images(
-    store: ObjectStore, objects: Iterable[str], folders: Iterable[str], *, has_images: bool
-) -> tuple[dict[str, StoredObject], bool]:
-    """Return the objects of a store but for its images, by path, and whether it has images.
-
-    If it `has_images`, only these objects and folders are looked at, because images can be millions. Else all are
-    listed: a run that was killed before its record was written can have left some.
-    """
-    if has_images:
-        heads = [store.head(path) for path in objects]
-        items = [item for item in heads if item is not None]
-        items += [item for folder in folders for item in store.list(folder)]
-        return {item.path: item for item in items}, True
-    listed = {}
-    for item in store.list():
-        if is_image_path(item.path):
-            has_images = True
-        else:
-            listed[item.path] = item
-    return listed, has_images
 
 
 def _list_objects(store: ObjectStore, prefix: str) -> dict[str, StoredObject]:
@@ -132,14 +116,12 @@ def _read_pictures(layout: LakeLayout, ledger: LedgerQueries, prefix: str) -> di
 class ImagesOnStore(Struct):
     """The images of a store beside those of the lake.
 
-    `absent` are the paths of those that it lacks, `unnamed` the objects that the lake no longer has. `problems` are
-    texts about images that could not be uploaded.
+    `unnamed` are the objects that the lake no longer has, `problems` texts about images that could not be uploaded.
     """
 
     pictures: int = 0
     uploaded: int = 0
     uploaded_bytes: int = 0
-    absent: set[str] = field(default_factory=set)
     unnamed: list[StoredObject] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -162,7 +144,7 @@ def upload_images(lake: Lake, store: ObjectStore, *, upload: bool) -> ImagesOnSt
     for chunk in compare_images(lake.layout, lake.ledger, store):
         damaged = [path for path, _ in chunk.list_differences()]
         missing = [*chunk.missing, *(chunk.pictures[path] for path in damaged)]
-        result.absent.update(picture.path for picture in missing)
+        result.pictures += len(chunk.pictures) - len(missing)
         result.unnamed += chunk.unnamed
         if upload:
             store.delete(damaged)
@@ -170,11 +152,9 @@ def upload_images(lake: Lake, store: ObjectStore, *, upload: bool) -> ImagesOnSt
                 if problem is not None:
                     result.problems.append(problem)
                     continue
-                result.absent.remove(picture.path)
+                result.pictures += 1
                 result.uploaded += 1
                 result.uploaded_bytes += picture.bytes
-        result.pictures += len(chunk.pictures)
-    result.pictures -= len(result.absent)
     return result
 
 

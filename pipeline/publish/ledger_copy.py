@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 from pipeline.atomic_files import sha256_file, temp_name
-from pipeline.lake.image_records import forget_missing_pictures
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.ledger import Ledger
 from pipeline.publish.latest import PublishedLedger
 from pipeline.publish.target_layout import to_ledger_path
 from pipeline.publish.uploads import PendingUpload, create_object
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from pipeline.lake.lake import Lake
     from pipeline.publish.store_contract import ObjectStore
 
 
-def upload_ledger(lake: Lake, store: ObjectStore, absent: Collection[str]) -> PublishedLedger:
-    """Upload a copy of the ledger, without the rows of the images, given by path, that the target does not have."""
+def upload_ledger(lake: Lake, store: ObjectStore) -> PublishedLedger:
+    """Upload a copy of the ledger. A restore forgets the images that it names and the target does not have."""
     copy = lake.layout.spill_dir / temp_name("backup.sqlite")
     with translate_os_errors(copy):
         copy.parent.mkdir(exist_ok=True)
     try:
         lake.ledger.copy_to(copy)
-        with closing(Ledger(copy)) as copied:
-            forget_missing_pictures(copied, absent.__contains__)
         sha256, size = sha256_file(copy), copy.stat().st_size
         create_object(store, PendingUpload(to_ledger_path(sha256), copy, size, sha256))
     finally:

@@ -19,15 +19,14 @@ from pipeline.atomic_files import sha256_file
 from pipeline.errors import ForeignObjectError, LakeCorruptedError, ScanlakeError, SettingsError
 from pipeline.lake.catalog import is_as_published
 from pipeline.lake.duckdb_files import read_database
-from pipeline.lake.image_names import IMAGES
+from pipeline.lake.image_names import IMAGES, is_image_path
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.publish.image_objects import (
     ImagesOnStore,
+    has_images_on,
     has_other_images,
-    list_without_images,
-    require_no_other_images,
     upload_images,
 )
 from pipeline.publish.latest import LatestRecord, PublishedCatalog, PublishedImages, read_latest
@@ -40,7 +39,6 @@ from pipeline.publish.target_layout import (
     CATALOG,
     FOLDERS,
     LATEST,
-    OBJECTS,
     OWNER,
     TABLES_PREFIX,
     is_ledger_path,
@@ -48,7 +46,7 @@ from pipeline.publish.target_layout import (
     is_probe_path,
     to_target_path,
 )
-from pipeline.publish.uploads import PendingUpload, check_same_object, upload_all
+from pipeline.publish.uploads import PendingUpload, check_same_object, list_target, upload_all
 from pipeline.version import __version__
 
 if TYPE_CHECKING:
@@ -175,17 +173,15 @@ class _Mirror:
         # The catalog's version first: who replaces the catalog after this is noticed before anything is swapped.
         catalog = self._store.head(CATALOG)
         former, version = read_latest(self._store, lake_id=self._lake_id)
-        has_images = former is not None and former.images is not None
-        listed, has_images = list_without_images(self._store, OBJECTS, FOLDERS, has_images=has_images)
-        if OWNER in listed:
-            require_lake(self._store, OWNER, self._lake_id, "Iceberg tables")
         own = OwnObjects(self._store, self._lake.ledger)
         if former is None:
-            self._require_own_place(own, listed, has_images=has_images)
+            listed, has_images = self._list_own_place(own)
         else:
             self._require_own_run(former)
-            if self._options.images and not has_images:
-                require_no_other_images(self._store, listed)
+            listed = list_target(self._store)
+            has_images = former.images is not None or has_images_on(self._store, upload=self._options.images)
+        if OWNER in listed:
+            require_lake(self._store, OWNER, self._lake_id, "Iceberg tables")
         self._store.remove_temp_files((*FOLDERS, IMAGES))
         if not self._options.backup:
             note_target(self._lake.ledger, self._store.url(LATEST))
@@ -196,7 +192,7 @@ class _Mirror:
         images = ImagesOnStore()
         if has_images or self._options.images:
             images = upload_images(self._lake, self._store, upload=self._options.images)
-        ledger = upload_ledger(self._lake, self._store, images.absent) if is_backup else None
+        ledger = upload_ledger(self._lake, self._store) if is_backup else None
         named = {item.path for item in parts} | ({ledger.path} if ledger else set())
         unneeded = self._list_unneeded(listed, named, images, is_backup=is_backup)
         current = former if former is not None and catalog is not None and self._is_current(former) else None
@@ -222,8 +218,14 @@ class _Mirror:
         )
         return result, images
 
-    def _require_own_place(self, own: OwnObjects, listed: Mapping[str, StoredObject], *, has_images: bool) -> None:
-        """Raise `SettingsError` if a target without a record has objects of others, or ignores conditions."""
+    def _list_own_place(self, own: OwnObjects) -> tuple[dict[str, StoredObject], bool]:
+        """Return the objects of a target without a record, but for its images, and whether it has images.
+
+        Raises `SettingsError` if it has objects of others, and `PublishError` if it ignores conditions.
+        """
+        everything = {item.path: item for item in self._store.list()}
+        listed = {path: item for path, item in everything.items() if not is_image_path(path)}
+        has_images = len(listed) < len(everything)
         if has_images and has_other_images(self._lake.layout, self._lake.ledger, self._store):
             raise SettingsError(
                 f"{self._store.base_url} has images of another lake, or of a file that was purged.",
@@ -231,6 +233,7 @@ class _Mirror:
             )
         own.require_no_others(listed, self._lake_id)
         self._store.probe()
+        return listed, has_images
 
     def _require_own_run(self, former: LatestRecord) -> None:
         """Raise `ForeignObjectError` if the target shows a snapshot that this lake has never had."""

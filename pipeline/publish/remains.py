@@ -15,12 +15,12 @@ from msgspec import Struct
 from pipeline.errors import LakeCorruptedError, MissingBucketError, PublishError, ScanlakeError
 from pipeline.lake.purge import read_ids_in_catalog, read_ids_in_ledger, read_ids_in_part
 from pipeline.lake.reader import open_ledger_readonly
-from pipeline.publish.image_objects import compare_images, list_without_images
+from pipeline.publish.image_objects import compare_images
 from pipeline.publish.latest import read_latest
 from pipeline.publish.object_store import open_store
 from pipeline.publish.store_records import read_owner
-from pipeline.publish.target_layout import CATALOG, FOLDERS, LATEST, OBJECTS
-from pipeline.publish.uploads import run_side_by_side
+from pipeline.publish.target_layout import CATALOG, LATEST
+from pipeline.publish.uploads import list_target, run_side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -92,7 +92,7 @@ def list_mirror(layout: LakeLayout, store: ObjectStore) -> tuple[Objects, list[s
         record, _ = read_latest(store, lake_id=ledger.properties.lake_id)
         if record is None:
             raise PublishError(f"{store.base_url} has no published lake.")
-        listed, _ = list_without_images(store, OBJECTS, FOLDERS, has_images=True)
+        listed = list_target(store)
         images = [store.url(item.path) for chunk in compare_images(layout, ledger, store) for item in chunk.unnamed]
     return [(store, path) for path in listed], images
 

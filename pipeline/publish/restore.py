@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from pipeline.lake.models import Part, SnapshotRecord
     from pipeline.publish.store_contract import ObjectStore
 
-_FORMER_RECORD: Final = "backup.json"  # of a backup with another layout
 _NOT_RESTORED: Final = "Use another backup; nothing was restored."
 # Names in a folder with a killed restore: of the ledger with the files that SQLite adds to it, and of the others.
 _OWN_FILES: Final = re.compile(
@@ -92,8 +91,6 @@ def _download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
     there is no backup, `LakeCorruptedError` if another object differs from what was written.
     """
     record, _ = read_latest(store, lake_id=None)
-    if record is None and store.head(_FORMER_RECORD) is not None:
-        raise SettingsError(f"{store.base_url} has a backup of an earlier scanlake.", hint="Restore it with that one.")
     if record is None or record.ledger is None:
         raise SettingsError(f"{store.base_url} has no backup.", hint="Correct the URL.")
     path = record.ledger.path
