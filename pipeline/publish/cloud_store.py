@@ -42,18 +42,13 @@ _RETRIES: Final = 4
 _DELETE_BATCH: Final = 1000  # that many in one request of S3
 
 
-def check_lakehouse_installed() -> None:
-    """Raise `SettingsError` if the extra `lakehouse` is not installed."""
-    if not _is_installed:
-        raise SettingsError("Object storage needs the library obstore.", hint="Run `pip install obstore`.")
-
-
 def open_cloud_store(url: str) -> CloudStore:
     """Return the store at a URL that begins with s3://, gs:// or az://. Credentials come from the environment.
 
     Nothing is sent. Raises `SettingsError` for a URL or a setting that the library refuses.
     """
-    check_lakehouse_installed()
+    if not _is_installed:
+        raise SettingsError("Object storage needs the library obstore.", hint="Run `pip install obstore`.")
 
     def connect(timeout_seconds: int) -> Backend:
         is_plain_http = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
@@ -100,10 +95,6 @@ class CloudStore(ObjectStore):
                     return existing.version
         raise PublishConflictError(f"{self.url(path)}: another publisher has replaced the object.")
 
-    def read(self, path: str) -> bytes:
-        with self._translate(path):
-            return bytes(obstore.get(self._backend, path).bytes())
-
     def read_versioned(self, path: str) -> tuple[bytes, str] | None:
         with self._translate(path):
             try:
@@ -122,16 +113,6 @@ class CloudStore(ObjectStore):
             for chunk in obstore.get(backend, path).stream():
                 file.write(chunk)
         return True
-
-    def hash(self, item: StoredObject) -> str:
-        existing = self.head(item.path)
-        if existing is not None and existing.sha256:
-            return existing.sha256
-        digest = hashlib.sha256()
-        with self._translate(item.path):
-            for chunk in obstore.get(self._choose_backend(item.bytes), item.path).stream():
-                digest.update(chunk)
-        return digest.hexdigest()
 
     def head(self, path: str) -> StoredObject | None:
         with self._translate(path):

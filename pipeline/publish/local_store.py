@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pipeline.atomic_files import READ_ONLY, atomic_write, clone_file, is_temp_file, lock_file, sha256_file
+from pipeline.atomic_files import READ_ONLY, atomic_write, clone_file, is_temp_file, lock_file
 from pipeline.errors import PublishConflictError, PublishError
 from pipeline.publish.store_contract import ObjectStore, StoredObject
 
@@ -56,11 +56,6 @@ class LocalStore(ObjectStore):
                 self._write(target, content, overwrite=True)
                 return _identify(target.stat())
 
-    def read(self, path: str) -> bytes:
-        target, _ = self._find(path)
-        with self._translate(path):
-            return target.read_bytes()
-
     def read_versioned(self, path: str) -> tuple[bytes, str] | None:
         target, status = self._find(path)
         if status is None:
@@ -75,11 +70,6 @@ class LocalStore(ObjectStore):
                 return False
         clone_file(source, target)
         return True
-
-    def hash(self, item: StoredObject) -> str:
-        target, _ = self._find(item.path)
-        with self._translate(item.path):
-            return sha256_file(target)
 
     def head(self, path: str) -> StoredObject | None:
         target, status = self._find(path)

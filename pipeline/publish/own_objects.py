@@ -74,8 +74,9 @@ class OwnObjects:
             return item.bytes < _MAX_PROBE_BYTES and self._store.read(item.path).startswith(item.path.encode())
         if item.path == CATALOG:
             return _read_run_id(self._store, item.path) in {record.run_id for record in self._ledger.snapshots()}
-        match = _HASH.fullmatch(item.path)
-        return match is not None and self._store.hash(item).startswith(match[match.lastindex or 0].replace("/", ""))
+        if (match := _HASH.fullmatch(item.path)) is None:
+            return False
+        return self._store.hash(item.path).startswith(match[match.lastindex or 0].replace("/", ""))
 
 
 def _read_run_id(store: ObjectStore, path: str) -> str | None:

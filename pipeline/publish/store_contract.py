@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from msgspec import Struct
 
+from pipeline.atomic_files import sha256_file
 from pipeline.errors import PublishConflictError, PublishError
 from pipeline.publish.target_layout import PROBE_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from datetime import datetime
-    from pathlib import Path
 
 _RACING_WRITERS: Final = 4
 _CONDITIONS_HINT: Final = "Use a store with conditional writes (If-None-Match and If-Match); Amazon S3 has them."
@@ -55,10 +57,6 @@ class ObjectStore(ABC):
         """
 
     @abstractmethod
-    def read(self, path: str) -> bytes:
-        """Return an object's content. Raises `PublishError` if it does not exist."""
-
-    @abstractmethod
     def read_versioned(self, path: str) -> tuple[bytes, str] | None:
         """Return an object's content and the version that `swap` compares; None if it does not exist."""
 
@@ -68,10 +66,6 @@ class ObjectStore(ABC):
 
         Returns False, and writes nothing, if it has another size than `size`.
         """
-
-    @abstractmethod
-    def hash(self, item: StoredObject) -> str:
-        """Return the SHA-256 of an object in hex; its content is read if the store does not keep the hash."""
 
     @abstractmethod
     def head(self, path: str) -> StoredObject | None:
@@ -95,6 +89,22 @@ class ObjectStore(ABC):
     def url(self, path: str) -> str:
         """Return the URL of an object."""
         return f"{self.base_url}/{path}"
+
+    def read(self, path: str) -> bytes:
+        """Return an object's content. Raises `PublishError` if it does not exist."""
+        stored = self.read_versioned(path)
+        if stored is None:
+            raise PublishError(f"{self.url(path)}: the object does not exist.", hint="Correct the URL.")
+        return stored[0]
+
+    def hash(self, path: str) -> str:
+        """Return the SHA-256 of an object in hex; its content is read if the store does not keep the hash."""
+        existing = self.head(path)
+        if existing is not None and existing.sha256:
+            return existing.sha256
+        with tempfile.TemporaryDirectory(prefix="scanlake-") as folder:
+            self.download(path, content := Path(folder, "object"))
+            return sha256_file(content)
 
     def probe(self) -> None:
         """Check with objects of its own that the store can be written and obeys conditions; then delete them.
