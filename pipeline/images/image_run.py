@@ -61,7 +61,6 @@ def fetch_images(
             summary.not_found_before, summary.refused_before = counts.not_found, counts.refused
             summary.left = counts.to_fetch
             if counts.to_fetch:
-                pool.start(counts.to_fetch)
                 downloader = ImageDownloader(settings, token, store, writer, summary)
                 limited = partial(_run_within_limit, settings.max_duration_seconds)
                 identity = ledger.properties.identity

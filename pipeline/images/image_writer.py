@@ -14,6 +14,7 @@ from pipeline.client.image_downloads import find_type
 from pipeline.errors import StorageError
 from pipeline.formatting import format_bytes
 from pipeline.images.storing import StoreResult
+from pipeline.lake.image_files import remove_files
 from pipeline.lake.image_records import ImageRecord, ImageState, find_stored, read_totals, write_images
 from pipeline.lake.image_store import CompleteDownload
 
@@ -71,7 +72,7 @@ class ImageWriter:
         with self._committing:
             write_images(self._ledger, records)
             self._count(records, result.new)
-        self._pool.remove(image.path for image in fetched)
+        remove_files(image.path for image in fetched)
         if problem is not None:
             raise problem
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from pipeline.images.decoding import ImageContent, UndecodableError, read_content
-from pipeline.lake.image_files import ImageFiles, remove_files
+from pipeline.lake.image_files import ImageFiles
 from pipeline.lake.layout import LakeLayout
 from pipeline.worker_process import serve
 
@@ -29,9 +29,8 @@ class StoreResult(Struct, frozen=True):
     new: frozenset[str] = frozenset()
 
 
-def store_files(store: ImageFiles, files: Sequence[CompleteDownload], to_remove: Sequence[Path]) -> StoreResult:
-    """Store files, and remove others. Raises `StorageError`. What is refused gets no final name; its file stays."""
-    remove_files(to_remove)
+def store_files(store: ImageFiles, files: Sequence[CompleteDownload]) -> StoreResult:
+    """Store files. Raises `StorageError`. What is refused gets no final name; its file stays."""
     contents = tuple(map(_read, files))
     accepted = {
         file.name: (file.path, file.sha256)
@@ -51,4 +50,4 @@ def _read(file: CompleteDownload) -> ImageContent | str:
 def main(root: str) -> None:
     """Answer requests from stdin until it is closed."""
     store = ImageFiles(LakeLayout(Path(root)))
-    serve(lambda request: store_files(store, *request))
+    serve(lambda files: store_files(store, files))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,10 @@ import pytest
 
 from pipeline.images.image_writer import ImageWriter
 from pipeline.images.models import ImageSummary
+from pipeline.images.storing import store_files
 from pipeline.images.storing_pool import StoringPool
 from pipeline.lake import image_store
+from pipeline.lake.image_files import ImageFiles
 from pipeline.lake.image_records import ImageKey, ImageKind
 from pipeline.lake.image_store import ImageStore
 from pipeline.lake.lake import Lake
@@ -29,10 +30,10 @@ _IMAGES = 6
 
 
 @pytest.fixture
-def in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No worker process can start, so this one does everything, under the eyes of the recorder, on any disk."""
+def in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process does what the workers do, under the eyes of the recorder, on any disk."""
     monkeypatch.setattr(image_store, "_KEEP_FREE_BYTES", 0)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    monkeypatch.setattr(StoringPool, "store", lambda pool, files: store_files(ImageFiles(pool._layout), files))
 
 
 def _store_images(folder: Path) -> None:
