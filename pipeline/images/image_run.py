@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import TimeLimitReachedError
-from pipeline.images.decoding import can_decode
 from pipeline.images.download import ImageDownloader
 from pipeline.images.image_writer import ImageWriter
+from pipeline.images.storing import can_decode
 from pipeline.images.storing_pool import StoringPool
 from pipeline.images.work_list import WorkCounts, WorkList
 from pipeline.lake.image_records import read_totals

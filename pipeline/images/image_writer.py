@@ -21,8 +21,8 @@ from pipeline.lake.image_store import CompleteDownload
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from pipeline.images.decoding import ImageContent
     from pipeline.images.models import ImageSummary
+    from pipeline.images.storing import ImageContent
     from pipeline.images.storing_pool import StoringPool
     from pipeline.lake.image_store import ImageStore
     from pipeline.lake.ledger import Ledger

@@ -17,8 +17,8 @@ from pipeline.client.image_client import ImageClient
 from pipeline.client.image_downloads import DownloadedImage, ImageDownload, RefusedImage, find_type
 from pipeline.client.options import ClientOptions
 from pipeline.client.protocol import Detail, NotFound, Response
-from pipeline.images.decoding import UndecodableError, read_content
 from pipeline.images.links import LinkRenewer, NoLink
+from pipeline.images.storing import UndecodableError, read_content
 from pipeline.lake.image_records import ImageKey, ImageKind
 from pipeline.lake.image_store import IncomingFile
 from tests.client.scripted_server import Scripted, answer, scripted
