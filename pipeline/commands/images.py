@@ -8,7 +8,7 @@ from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.images.image_run import fetch_images, plan_images
-from pipeline.images.models import ImageSummary
+from pipeline.images.image_writer import ImageSummary
 from pipeline.images.work_list import ImageSelection, WorkCounts
 from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.image_records import last_image_change

@@ -14,8 +14,8 @@ from pipeline.client.factory import create_client, create_image_client
 from pipeline.client.image_downloads import DownloadedImage, ImageAnswer, InvalidLink, RefusedImage
 from pipeline.errors import ServiceUnavailableError
 from pipeline.formatting import pluralize
+from pipeline.images.image_writer import MAX_WORKERS
 from pipeline.images.links import LinkRenewer, NoLink
-from pipeline.images.storing_pool import MAX_WORKERS
 from pipeline.lake.image_files import remove_files
 from pipeline.lake.image_records import ImageRecord, ImageState
 from pipeline.lake.image_store import CompleteDownload
@@ -26,10 +26,9 @@ from schemas.timestamps import now_us
 if TYPE_CHECKING:
     from pipeline.client.image_client import ImageClient
     from pipeline.crawl.models import Identity
-    from pipeline.images.image_writer import ImageWriter
-    from pipeline.images.models import ImageSummary
+    from pipeline.images.image_writer import ImageSummary, ImageWriter
     from pipeline.images.work_list import WorkItem, WorkList
-    from pipeline.lake.image_store import ImageStore, IncomingFile
+    from pipeline.lake.image_store import IncomingFile
     from pipeline.progress import Progress
     from pipeline.settings import Settings
 
@@ -49,12 +48,9 @@ class _HostDownError(Exception):
 class ImageDownloader:
     """One run: its work list, clients and counters. Use `run` once."""
 
-    def __init__(
-        self, settings: Settings, token: str, store: ImageStore, writer: ImageWriter, summary: ImageSummary
-    ) -> None:
+    def __init__(self, settings: Settings, token: str, writer: ImageWriter, summary: ImageSummary) -> None:
         self._settings = settings
         self._token = token
-        self._store = store
         self._writer = writer
         self._summary = summary
         self._failures: list[ImageRecord] = []  # since the last answer: of a host that is down they prove nothing
@@ -141,7 +137,7 @@ class ImageDownloader:
 
     async def _fetch(self, item: WorkItem) -> None:
         """Fetch one picture and put its outcome into the queue."""
-        file = self._store.open_file()
+        file = self._writer.store.open_file()
         try:
             answer = await self._try_links(item, file)
             if isinstance(answer, DownloadedImage):

@@ -10,10 +10,8 @@ from pipeline.errors import TimeLimitReachedError
 from pipeline.images.download import ImageDownloader
 from pipeline.images.image_writer import ImageWriter
 from pipeline.images.storing import can_decode
-from pipeline.images.storing_pool import StoringPool
 from pipeline.images.work_list import WorkCounts, WorkList
 from pipeline.lake.image_records import read_totals
-from pipeline.lake.image_store import ImageStore
 from pipeline.lake.reader import open_catalog, open_ledger_readonly
 from pipeline.lake.user_query import limit_address_space
 from pipeline.process import run_async
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
     import duckdb
 
-    from pipeline.images.models import ImageSummary
+    from pipeline.images.image_writer import ImageSummary
     from pipeline.images.work_list import ImageSelection
     from pipeline.lake.lake import Lake
     from pipeline.lake.layout import LakeLayout
@@ -47,13 +45,10 @@ def fetch_images(
     """
     ledger = lake.ledger
     summary.is_decoded = can_decode()
-    pool = StoringPool(lake.layout)
+    writer = ImageWriter(lake, settings, summary)
     try:
         with open_catalog(settings) as catalog:
             work = _create_work_list(catalog, settings, selection)  # wrong SQL is refused before anything is written
-            store = ImageStore(lake.layout)
-            store.prepare()
-            writer = ImageWriter(store, pool, ledger, settings, summary)
             writer.adopt()
             counts = work.select(ledger)
             summary.selected, summary.without_link = counts.selected, counts.without_link
@@ -61,14 +56,14 @@ def fetch_images(
             summary.not_found_before, summary.refused_before = counts.not_found, counts.refused
             summary.left = counts.to_fetch
             if counts.to_fetch:
-                downloader = ImageDownloader(settings, token, store, writer, summary)
+                downloader = ImageDownloader(settings, token, writer, summary)
                 limited = partial(_run_within_limit, settings.max_duration_seconds)
                 identity = ledger.properties.identity
                 run_async(limited(downloader.run(work, progress, identity=identity, total=counts.to_fetch)))
     except TimeLimitReachedError:
         summary.state = "stopped"
     finally:
-        pool.close()
+        writer.close()
         summary.lake = read_totals(ledger)
 
 

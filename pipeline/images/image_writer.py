@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import nullcontext
 from itertools import islice
+from queue import LifoQueue
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from pipeline.client.image_downloads import find_type
@@ -15,17 +17,17 @@ from pipeline.errors import StorageError
 from pipeline.formatting import format_bytes
 from pipeline.images.storing import StoreResult
 from pipeline.lake.image_files import remove_files
-from pipeline.lake.image_records import ImageRecord, ImageState, find_stored, read_totals, write_images
-from pipeline.lake.image_store import CompleteDownload
+from pipeline.lake.image_records import ImageRecord, ImageState, ImageTotals, find_stored, read_totals, write_images
+from pipeline.lake.image_store import CompleteDownload, ImageStore
+from pipeline.lake.layout import translate_os_errors
+from pipeline.worker_process import WorkerEndedError, WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from pipeline.images.models import ImageSummary
     from pipeline.images.storing import ImageContent
-    from pipeline.images.storing_pool import StoringPool
-    from pipeline.lake.image_store import ImageStore
-    from pipeline.lake.ledger import Ledger
+    from pipeline.lake.lake import Lake
+    from pipeline.lake.layout import LakeLayout
     from pipeline.settings import Settings
 
 _ADOPTED_BATCH: Final = 256
@@ -35,24 +37,27 @@ _MAX_REASONS: Final = 50
 class ImageWriter:
     """Writes the outcomes of one run. Several threads may use it: they wait for the disk together."""
 
-    def __init__(
-        self, store: ImageStore, pool: StoringPool, ledger: Ledger, settings: Settings, summary: ImageSummary
-    ) -> None:
-        self._store = store
-        self._pool = pool
-        self._ledger = ledger
+    def __init__(self, lake: Lake, settings: Settings, summary: ImageSummary) -> None:
+        self.store = ImageStore(lake.layout)
+        self._pool = StoringPool(lake.layout)
+        self._ledger = lake.ledger
         self._settings = settings
         self._summary = summary
-        self._bytes = read_totals(ledger).bytes
+        self._bytes = read_totals(lake.ledger).bytes
         self._reasons: Counter[str] = Counter()
         self._limited, self._committing = Lock(), Lock()
 
     def adopt(self) -> None:
-        """Store the complete downloads of a run that was killed."""
-        downloads = self._store.list_complete(_find_type)
+        """Create the folders, and store the complete downloads of a run that was killed."""
+        self.store.prepare()
+        downloads = self.store.list_complete(_find_type)
         while batch := list(islice(downloads, _ADOPTED_BATCH)):
             self.write(batch)
         self._summary.adopted = self._summary.stored
+
+    def close(self) -> None:
+        """End the workers, when no thread writes any more."""
+        self._pool.close()
 
     def write(self, batch: Iterable[CompleteDownload | ImageRecord]) -> None:
         """Store the pictures of a batch and commit the rows. Raises `StorageError`; then no row is committed.
@@ -85,7 +90,7 @@ class ImageWriter:
             fetched, problem = self._select_within(limit, fetched)
         try:
             # The complete downloads are on the disk already.
-            self._store.require_space()
+            self.store.require_space()
         except StorageError as error:
             problem = problem or error
         return fetched, problem
@@ -143,3 +148,92 @@ def _describe(image: CompleteDownload, content: ImageContent | str) -> ImageReco
         **asdict(content),
         path=image.name,
     )
+
+
+_WORKER_CODE: Final = "import sys; from pipeline.images.storing import main; main(sys.argv[1])"
+MAX_WORKERS: Final = 4
+"""Also with fewer processors: workers wait for the disk, which flushes for all of them together."""
+
+
+class StoringPool:
+    """Stores files in worker processes, which start when they are needed. Several threads may use it."""
+
+    def __init__(self, layout: LakeLayout) -> None:
+        self._layout = layout
+        self._workers: LifoQueue[WorkerProcess | None] = LifoQueue()  # None: no worker has started there
+        for _ in range(MAX_WORKERS):
+            self._workers.put(None)
+
+    def store(self, files: Sequence[CompleteDownload]) -> StoreResult:
+        """Store files. Raises `StorageError`, also if the system refuses a process.
+
+        If they end the worker, each is stored alone, to find the one that does.
+        """
+        try:
+            return self._exchange(files)
+        except WorkerEndedError as error:
+            if len(files) == 1:
+                return StoreResult((f"decoding it ended the process (exit code {error.ended_with})",))
+        results = [self.store((file,)) for file in files]
+        contents = tuple(content for result in results for content in result.contents)
+        return StoreResult(contents, frozenset().union(*(result.new for result in results)))
+
+    def close(self) -> None:
+        """End the workers, when no thread uses them any more."""
+        for _ in range(MAX_WORKERS):
+            if (worker := self._workers.get()) is not None:
+                worker.close()
+
+    def _exchange(self, files: Sequence[CompleteDownload]) -> StoreResult:
+        worker = self._workers.get()
+        try:
+            if worker is None:
+                with translate_os_errors(self._layout.root):
+                    worker = WorkerProcess("image", _WORKER_CODE, str(self._layout.root))
+            result = worker.exchange(files)
+        except WorkerEndedError:
+            if worker is not None:
+                worker.close()
+            worker = None
+            raise
+        finally:
+            self._workers.put(worker)
+        assert isinstance(result, StoreResult)  # noqa: S101 - a worker sends nothing else
+        return result
+
+
+class ImageSummary(Struct):
+    """Result of a run; the object that `--json` prints.
+
+    Counts are pictures of uploads. `stored` were stored by this run, `duplicates` of them had a content that the lake
+    had, `adopted` of them were downloaded by a run that was killed. `left` were selected and not tried or not
+    answered. `reasons` counts those that are not there, by reason.
+    """
+
+    state: str = "done"
+    selected: int = 0
+    stored: int = 0
+    duplicates: int = 0
+    adopted: int = 0
+    stored_before: int = 0
+    not_found: int = 0
+    refused: int = 0
+    failed: int = 0
+    not_found_before: int = 0
+    refused_before: int = 0
+    without_link: int = 0
+    left: int = 0
+    renewed_links: int = 0
+    bytes: int = 0
+    is_decoded: bool = True
+    reasons: dict[str, int] = field(default_factory=dict)
+    requests: dict[str, int] = field(default_factory=dict)
+    retries: int = 0
+    seconds: float = 0.0
+    lake: ImageTotals = field(default_factory=ImageTotals)
+    problem: str | None = None
+
+    @property
+    def has_new_rejects(self) -> bool:
+        """Whether this run found pictures that are not there."""
+        return bool(self.not_found or self.refused or self.failed)

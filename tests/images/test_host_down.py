@@ -11,7 +11,7 @@ from PIL import Image
 
 from pipeline.errors import ServiceUnavailableError
 from pipeline.images.download import ImageDownloader
-from pipeline.images.models import ImageSummary
+from pipeline.images.image_writer import ImageSummary
 from pipeline.images.work_list import WorkItem
 from pipeline.lake.image_records import ImageKey, ImageKind, ImageRecord
 from pipeline.lake.image_store import CompleteDownload, ImageStore
@@ -38,8 +38,8 @@ class Run:
         self.outcomes: list[CompleteDownload | ImageRecord] = []
         self.seconds = 0.0
         self.problem = ""
-        self._store = ImageStore(LakeLayout(folder))
-        self._store.prepare()
+        self.store = ImageStore(LakeLayout(folder))
+        self.store.prepare()
         self._settings = Settings(base_url="http://127.0.0.1:8", lake=folder)
         keys = [ImageKey(number, number, ImageKind.IMAGE) for number in range(_IMAGES)]
         self._pages = [[WorkItem(key, f"{address}/{key.file_id}") for key in keys]]
@@ -56,7 +56,7 @@ class Run:
         """Fetch everything."""
         loop: Any = asyncio.get_running_loop()
         started = loop.time()
-        downloader = ImageDownloader(self._settings, "token", self._store, self, self.summary)  # type: ignore[arg-type]
+        downloader = ImageDownloader(self._settings, "token", self, self.summary)  # type: ignore[arg-type]
         try:
             await downloader.run(self, Progress(), identity="id", total=_IMAGES)  # type: ignore[arg-type]
         except ServiceUnavailableError as error:

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.images.image_writer import ImageWriter
-from pipeline.images.models import ImageSummary
+from pipeline.images.image_writer import ImageSummary, ImageWriter, StoringPool
 from pipeline.images.storing import store_files
-from pipeline.images.storing_pool import StoringPool
 from pipeline.lake import image_store
 from pipeline.lake.image_files import ImageFiles
 from pipeline.lake.image_records import ImageKey, ImageKind
-from pipeline.lake.image_store import ImageStore
 from pipeline.lake.lake import Lake
 from pipeline.settings import Settings
 from tests.lake.powerloss import LEDGER, losses, recorded
@@ -39,17 +36,16 @@ def in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def _store_images(folder: Path) -> None:
     """Three batches; each has a content of the batch before."""
     with Lake(folder, doing="test") as lake:
-        store, pool = ImageStore(lake.layout), StoringPool(lake.layout)
-        store.prepare()
-        writer = ImageWriter(store, pool, lake.ledger, Settings(lake=folder), ImageSummary())
+        writer = ImageWriter(lake, Settings(lake=folder), ImageSummary())
+        writer.store.prepare()
         for batch in range(_BATCHES):
             downloads = []
             for number in range(batch * (_IMAGES - 1), batch * (_IMAGES - 1) + _IMAGES):
-                file = store.open_file()
+                file = writer.store.open_file()
                 file.write(b"%PDF-1.4\n" + b"%d " % number * 50)
                 downloads.append(file.finish(ImageKey(batch, number, ImageKind.IMAGE), "application/pdf", "pdf"))
             writer.write(downloads)
-        pool.close()
+        writer.close()
 
 
 def _read_rows(folder: Path, ledger: bytes | None) -> list[tuple[str, str]]:

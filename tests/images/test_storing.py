@@ -20,7 +20,7 @@ pytest.importorskip("PIL", reason="the extra is not installed")
 from PIL import Image
 
 from pipeline.errors import StorageError
-from pipeline.images.storing_pool import StoringPool
+from pipeline.images.image_writer import StoringPool
 from pipeline.lake.image_records import ImageKey, ImageKind
 from pipeline.lake.image_store import CompleteDownload, ImageStore, IncomingFile
 from pipeline.lake.layout import LakeLayout
