@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from msgspec import Struct
 
-from pipeline.images.links import LINK_KEYS
 from pipeline.lake.image_records import ImageKey, ImageKind, iter_states
 from pipeline.lake.user_query import check_query, translate_query_errors
 
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
     from pipeline.lake.ledger_queries import LedgerQueries
 
 _PAGE_ROWS: Final = 2_000
+LINK_KEYS: Final = {ImageKind.IMAGE: "image_url", ImageKind.THUMBNAIL: "image_thumb"}
+"""The key of an upload that has the link, by kind."""
 _KNOWN_SCHEMA: Final = pa.schema(
     [
         ("file_id", pa.int64()),

@@ -17,7 +17,7 @@ from pipeline.client.image_client import ImageClient
 from pipeline.client.image_downloads import DownloadedImage, ImageDownload, RefusedImage, find_type
 from pipeline.client.options import ClientOptions
 from pipeline.client.protocol import Detail, NotFound, Response
-from pipeline.images.links import LinkRenewer, NoLink
+from pipeline.images.download import LinkRenewer, NoLink
 from pipeline.images.storing import UndecodableError, read_content
 from pipeline.lake.image_records import ImageKey, ImageKind
 from pipeline.lake.image_store import IncomingFile
