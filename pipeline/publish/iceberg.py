@@ -116,8 +116,8 @@ def list_iceberg_objects(settings: Settings, location: str) -> tuple[Objects, li
 
 
 def _connect(settings: Settings, location: str) -> Any:
-    connection = _import("iceberg_connection")
-    return connection.connect_catalog(location, settings.iceberg_namespace, read_catalog_properties())
+    catalogs = _import("iceberg_catalogs")
+    return catalogs.connect_catalog(location, settings.iceberg_namespace, read_catalog_properties())
 
 
 def _import(name: str) -> Any:

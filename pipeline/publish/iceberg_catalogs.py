@@ -3,6 +3,9 @@
 A SQL catalog commits in one transaction, a REST catalog by one request if it has the endpoint, and without a catalog
 one object decides. Glue, and REST without that endpoint, commit table by table, `files` last: a reader
 who finds a sync there finds it in every table.
+
+Tables of two catalogs with the same names have the same folders, and a sweep of one would delete the files of the
+other. So a location has one owner, which the first publish writes there, and every later one compares.
 """
 
 # ruff: noqa: D102 - `IcebergCatalog` describes the methods
@@ -10,36 +13,41 @@ who finds a sync there finds it in every table.
 from __future__ import annotations
 
 import gzip
+import os
 import re
 from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
-from pyiceberg.catalog.sql import IcebergTables
-from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg import exceptions as iceberg
+from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError, NotInstalledError
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, update_table_metadata
 from sqlalchemy import insert, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from pipeline.errors import PublishConflictError
-from pipeline.publish.iceberg_errors import translate_catalog_errors
+from pipeline.errors import PublishConflictError, PublishError, ScanlakeError, SettingsError
+from pipeline.publish.iceberg_files import StoreFileIO
 from pipeline.publish.iceberg_format import new_metadata
-from pipeline.publish.iceberg_owner import CatalogId
-from pipeline.publish.store_records import FORMAT, encode_record, read_record
+from pipeline.publish.object_store import open_store
+from pipeline.publish.store_records import FORMAT, encode_record, read_record, refuse_other_lake, require_lake
+from pipeline.publish.target_layout import LATEST, OWNER
 from schemas.tables import FILES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyiceberg.catalog import Catalog
-    from pyiceberg.catalog.sql import SqlCatalog
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.update import TableRequirement, TableUpdate
 
-    from pipeline.publish.iceberg_files import StoreFileIO
     from pipeline.publish.object_store import ObjectStore
 
 POINTER: Final = "iceberg.json"
@@ -48,6 +56,24 @@ _VERSION: Final = re.compile(r"/(\d{1,9})-[^/]*$")
 _TRANSACTION_ENDPOINT: Final = "transactions/commit"
 _NO_ENDPOINT: Final = frozenset({404, 405, 406, 501})
 MAIN: Final = "main"
+CATALOG_NAME: Final = "scanlake"
+"""Name of the catalog in pyiceberg's configuration, and the default namespace."""
+_CONFLICTS: Final = (iceberg.CommitFailedException, iceberg.TableAlreadyExistsError, IntegrityError)
+_REFUSALS: Final = (iceberg.UnauthorizedError, iceberg.ForbiddenError, iceberg.AuthorizationExpiredError)
+_REFUSAL_STATUSES: Final = frozenset({401, 403, 419})  # 419: expired, by the protocol of REST catalogs
+_CONFIGURATION_HINT: Final = (
+    "Correct the catalog scanlake in pyiceberg's configuration (PYICEBERG_CATALOG__SCANLAKE__*)."
+)
+_PSYCOPG: Final = 'Run `pip install "psycopg[binary]"`'
+_DRIVERS: Final = {
+    "psycopg": f"{_PSYCOPG}.",
+    "boto3": "Run `pip install boto3`.",
+    "psycopg2": f"{_PSYCOPG}, and begin the catalog's URI with postgresql+psycopg://.",  # SQLAlchemy 2.0
+}
+_FILE_IO: Final = f"{StoreFileIO.__module__}.{StoreFileIO.__qualname__}"
+_USER: Final = re.compile(r"//[^/@]*@")
+_SQLITE_PATH: Final = re.compile(r"(sqlite(?:\+\w+)?:///)([^?]+)")
+_NO_PATH: Final = (":memory:", "file:")
 
 
 class TableState(Struct, frozen=True):
@@ -244,3 +270,107 @@ def _load_state(io: StoreFileIO, name: str, location: str) -> TableState:
 
 def _conflict(name: str) -> PublishConflictError:
     return PublishConflictError(f"Iceberg: another publisher has changed {name}.")
+
+
+def connect_catalog(
+    location: str,
+    namespace: str = CATALOG_NAME,
+    properties: Mapping[str, str] | None = None,
+    store: ObjectStore | None = None,
+) -> IcebergCatalog:
+    """Return the catalog of the lake's Iceberg tables, which are below `location`, a URL.
+
+    `properties` are those of pyiceberg's catalog, None without one. A catalog other than SQL chooses the place itself
+    if `location` is "". `store` is the one at `location`, if it is open already. Raises `SettingsError` and
+    `PublishError`.
+    """
+    if location and store is None:
+        store = open_store(location)
+    io = StoreFileIO(stores=() if store is None else (store,))
+    catalog = None if properties is None else _load_catalog(properties)
+    if store is None:
+        if catalog is None or isinstance(catalog, SqlCatalog):
+            hint = "Set iceberg_location, such as s3://bucket/lake."
+            raise SettingsError("Iceberg tables need a location.", hint=hint)
+        return CatalogTables(catalog, io, namespace)
+    if catalog is None:
+        return StoreTables(store, io)
+    kind = SqlTables if isinstance(catalog, SqlCatalog) else CatalogTables
+    return kind(catalog, io, namespace, store.base_url)
+
+
+def _load_catalog(properties: Mapping[str, str]) -> Catalog:
+    with translate_catalog_errors():
+        try:
+            return load_catalog(CATALOG_NAME, **{**properties, "py-io-impl": _FILE_IO})
+        except (ValueError, ImportError, NotInstalledError) as error:
+            cause = error.__cause__ if isinstance(error, NotInstalledError) else error
+            if isinstance(cause, ModuleNotFoundError) and cause.name in _DRIVERS:
+                message = f"The Iceberg catalog needs the library {cause.name}."
+                raise SettingsError(message, hint=_DRIVERS[cause.name]) from None
+            raise SettingsError("The Iceberg catalog cannot be opened.", hint=_CONFIGURATION_HINT) from error
+
+
+@contextmanager
+def translate_catalog_errors() -> Iterator[None]:
+    """Turn the errors of pyiceberg, its database and its HTTP client into `PublishError`, without URLs or passwords."""
+    try:
+        yield
+    except _CONFLICTS as error:
+        raise PublishConflictError("Iceberg: another publisher has changed a table.") from error
+    except ScanlakeError:
+        raise
+    except Exception as error:  # of pyiceberg, and of any library that its catalogs use
+        problem = "refuses the credentials" if _is_refusal(error) else f"cannot be used ({type(error).__name__})"
+        raise PublishError(f"The Iceberg catalog {problem}.", hint=_CONFIGURATION_HINT) from error
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Return whether the catalog refuses the credentials: pyiceberg names that only for its own endpoints."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return isinstance(error, _REFUSALS) or status in _REFUSAL_STATUSES
+
+
+class CatalogId(Struct, frozen=True):
+    """A catalog: its kind, its namespace, and the digest of its URI without user and password."""
+
+    catalog: str = "none"
+    namespace: str = ""
+    uri_digest: str = ""
+
+    @classmethod
+    def from_uri(cls, catalog: str, namespace: str, uri: str) -> CatalogId:
+        """Return the id of a catalog at a URI. A relative path of SQLite is below the current folder."""
+        uri = _SQLITE_PATH.sub(_to_absolute, _USER.sub("//", uri))
+        return cls(catalog, namespace, sha256(uri.encode()).hexdigest()[:12])
+
+
+def _to_absolute(uri: re.Match[str]) -> str:
+    return uri[0] if uri[2].startswith(_NO_PATH) else uri[1] + os.path.realpath(uri[2])
+
+
+class LocationOwner(Struct, frozen=True):
+    """Content of `iceberg-owner.json`."""
+
+    lake_id: str
+    catalog: CatalogId
+    format: int = FORMAT
+
+
+def claim_locations(io: StoreFileIO, roots: Iterable[str], owner: LocationOwner) -> None:
+    """Make `owner` the owner of each location (a URL), if it has none. Raises `SettingsError` if another has it."""
+    for root in sorted(roots):
+        store = io.open_root(root)
+        existing, _ = read_record(store, OWNER, LocationOwner)
+        if existing is None:
+            require_lake(store, LATEST, owner.lake_id, "the mirror")  # its sweep deletes unknown parts
+            if store.create(OWNER, encode_record(owner)):
+                continue
+            existing, _ = read_record(store, OWNER, LocationOwner)
+        if existing is not None and existing != owner:
+            refuse_other_lake(store, existing.lake_id, owner.lake_id, "Iceberg tables")
+            named = f"{existing.catalog.catalog}, namespace {existing.catalog.namespace or '-'}"
+            raise SettingsError(
+                f"{root} has the Iceberg tables of another catalog ({named}).",
+                hint=f"Use another iceberg_location; if only the catalog's address has changed, delete {OWNER} there.",
+            )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.errors import SettingsError
 from pipeline.publish.iceberg import IcebergResult
-from pipeline.publish.iceberg_owner import LocationOwner, claim_locations
+from pipeline.publish.iceberg_catalogs import LocationOwner, claim_locations
 from pipeline.publish.iceberg_retention import sweep_tables
 from pipeline.publish.iceberg_schema import LAKE_PROPERTY, table_properties, to_iceberg_schema
 from pipeline.publish.iceberg_stage import read_sync, stage_table

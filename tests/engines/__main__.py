@@ -28,7 +28,7 @@ import duckdb
 
 from pipeline.emulator import Emulator
 from pipeline.lake.layout import LakeLayout
-from pipeline.publish.iceberg_connection import connect_catalog
+from pipeline.publish.iceberg_catalogs import connect_catalog
 from pipeline.publish.iceberg_format import read_files
 from pipeline.publish.iceberg_publish import publish_iceberg
 from schemas.tables import TABLES

@@ -24,7 +24,7 @@ from pipeline.lake.duckdb import TableWriter
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.publish.check_published import check_published
-from pipeline.publish.iceberg_connection import connect_catalog
+from pipeline.publish.iceberg_catalogs import connect_catalog
 from pipeline.publish.object_store import open_store
 from pipeline.settings import Settings
 from tests.findings import lines_of

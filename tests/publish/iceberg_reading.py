@@ -9,7 +9,7 @@ from unittest import mock
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.table import Table
 
-from pipeline.publish.iceberg_connection import connect_catalog
+from pipeline.publish.iceberg_catalogs import connect_catalog
 from schemas.tables import TABLES
 
 if TYPE_CHECKING:

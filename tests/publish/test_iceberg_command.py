@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from pipeline.atomic_files import sha256_file
 from pipeline.lake.lake import Lake
-from pipeline.publish.iceberg_connection import connect_catalog
+from pipeline.publish.iceberg_catalogs import connect_catalog
 from tests.lake.operations import told
 from tests.publish.iceberg_reading import connect_sql, load_tables, reader
 from tests.publish.lake_history import History, list_differences

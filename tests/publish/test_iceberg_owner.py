@@ -10,8 +10,7 @@ import pytest
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.layout import LakeLayout
-from pipeline.publish.iceberg_connection import connect_catalog
-from pipeline.publish.iceberg_owner import CatalogId
+from pipeline.publish.iceberg_catalogs import CatalogId, connect_catalog
 from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.sweep_rule import SweepRule
 from pipeline.publish.target_layout import OWNER

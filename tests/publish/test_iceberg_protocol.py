@@ -29,8 +29,7 @@ from pipeline.errors import (
 )
 from pipeline.lake.layout import LakeLayout
 from pipeline.publish import iceberg_changes
-from pipeline.publish.iceberg_catalogs import POINTER, CatalogTables
-from pipeline.publish.iceberg_connection import connect_catalog
+from pipeline.publish.iceberg_catalogs import POINTER, CatalogTables, connect_catalog
 from pipeline.publish.iceberg_files import StoreFileIO
 from pipeline.publish.iceberg_format import read_files
 from pipeline.publish.iceberg_publish import publish_iceberg

@@ -30,7 +30,7 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.retention import expire_snapshots
 from pipeline.publish.iceberg import publish_iceberg_tables, read_catalog_properties
-from pipeline.publish.iceberg_connection import connect_catalog
+from pipeline.publish.iceberg_catalogs import connect_catalog
 from tests.publish.iceberg_reading import load_tables, reader
 from tests.publish.lake_history import History, list_differences
 
