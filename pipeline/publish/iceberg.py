@@ -105,14 +105,15 @@ def list_iceberg_objects(settings: Settings, location: str) -> tuple[Objects, li
 
     Raises `PublishError`, also if a table is missing.
     """
-    catalog, retention = _connect(settings, location), _import("iceberg_retention")
+    catalog, publish = _connect(settings, location), _import("iceberg_publish")
     states = catalog.load(BY_NAME)
     if missing := sorted(BY_NAME.keys() - states.keys()):
         raise PublishError(f"The Iceberg table {missing[0]} does not exist.", hint="Run `scanlake publish --iceberg`.")
-    needed = retention.list_table_files(catalog.io, states.values())
-    stored = [item for state in states.values() for item in retention.list_stored_files(catalog.io, state)]
-    manifests = [file for _, file, _ in stored if file.endswith(".avro") and file not in needed]
-    return [(store, item.path) for store, _, item in stored], manifests
+    needed = publish.list_table_files(catalog.io, states.values())
+    files = [item for state in states.values() for item in publish.list_stored_files(catalog.io, state)]
+    stored = [(store, item.path) for store, item in files]
+    locations = [store.url(path) for store, path in stored]
+    return stored, [url for url in locations if url.endswith(".avro") and url not in needed]
 
 
 def _connect(settings: Settings, location: str) -> Any:

@@ -7,28 +7,55 @@ killed publish is repeated, and a rollback is one more publish.
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from pipeline.errors import SettingsError
+from msgspec import Struct
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.update import (
+    AddSchemaUpdate,
+    AddSnapshotUpdate,
+    RemoveSnapshotRefUpdate,
+    RemoveSnapshotsUpdate,
+    SetCurrentSchemaUpdate,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+    update_table_metadata,
+)
+
+from pipeline.errors import LakeCorruptedError, SettingsError
+from pipeline.lake.file_names import list_snapshots
+from pipeline.lake.snapshots import missing_parts, read_snapshot, require_snapshot
 from pipeline.publish.iceberg import IcebergResult
-from pipeline.publish.iceberg_catalogs import LocationOwner, claim_locations
-from pipeline.publish.iceberg_retention import sweep_tables
-from pipeline.publish.iceberg_schema import LAKE_PROPERTY, table_properties, to_iceberg_schema
-from pipeline.publish.iceberg_stage import read_sync, stage_table
-from pipeline.publish.target_layout import TABLES_PREFIX
+from pipeline.publish.iceberg_catalogs import MAIN, LocationOwner, TableCommit, claim_locations
+from pipeline.publish.iceberg_changes import find_superseded_positions, plan_changes
+from pipeline.publish.iceberg_format import list_referenced_files, read_files
+from pipeline.publish.iceberg_schema import LAKE_PROPERTY, SYNC_PROPERTY, table_properties, to_iceberg_schema
+from pipeline.publish.iceberg_snapshots import write_snapshot
+from pipeline.publish.target_layout import TABLES_PREFIX, data_prefix, is_table_file, to_target_path
+from pipeline.publish.uploads import PendingUpload, run_side_by_side, upload_all
 from schemas.tables import BY_NAME, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.update import TableUpdate
 
     from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.models import Part
+    from pipeline.lake.snapshots import SnapshotContents
     from pipeline.publish.iceberg_catalogs import IcebergCatalog, TableState
-    from pipeline.publish.iceberg_stage import StagedTable, Sync
+    from pipeline.publish.iceberg_files import StoreFileIO
+    from pipeline.publish.iceberg_format import FileChanges
+    from pipeline.publish.store_contract import ObjectStore, StoredObject
     from pipeline.publish.sweep_rule import SweepRule
+    from schemas.tables import Table
 
 _TABLES_SIDE_BY_SIDE: Final = 8
 _SWEEP_INTERVAL: Final = 8
+_TAG: Final = "sync-"
 
 
 def publish_iceberg(
@@ -48,14 +75,15 @@ def publish_iceberg(
     faster, and `PublishError`.
     """
     started = time.monotonic()
-    sync = read_sync(layout, number, lake_id)
+    sync = _read_sync(layout, number, lake_id)
     states = _load_tables(catalog, lake_id)
-    staged = _stage_tables(catalog, layout, sync, states)
+    stage = partial(stage_table, catalog, layout, sync)
+    staged = run_side_by_side(lambda table: stage(table, states[table.name]), TABLES, threads=_TABLES_SIDE_BY_SIDE)
     if commits := [table.commit for table in staged if table.commit is not None]:
         catalog.commit(commits, {"lake_id": lake_id, "snapshot": number, "tag": sync.tag})
     deleted = 0
     if rule is not None and (has_purged or number % _SWEEP_INTERVAL == 0):
-        deleted = sweep_tables(catalog.io, catalog.load(BY_NAME).values(), rule)
+        deleted = _sweep_tables(catalog.io, catalog.load(BY_NAME).values(), rule)
     return IcebergResult(
         snapshot=number,
         tag=sync.tag,
@@ -85,14 +113,6 @@ def _load_tables(catalog: IcebergCatalog, lake_id: str) -> dict[str, TableState]
     return states
 
 
-def _stage_tables(
-    catalog: IcebergCatalog, layout: LakeLayout, sync: Sync, states: Mapping[str, TableState]
-) -> list[StagedTable]:
-    """Prepare all tables, several side by side."""
-    with ThreadPoolExecutor(_TABLES_SIDE_BY_SIDE) as pool:
-        return list(pool.map(lambda table: stage_table(catalog, layout, sync, table, states[table.name]), TABLES))
-
-
 def _check_owner(state: TableState, lake_id: str) -> None:
     owner = state.metadata.properties.get(LAKE_PROPERTY)
     if owner != lake_id:
@@ -108,3 +128,149 @@ def _list_roots(catalog: IcebergCatalog, states: Mapping[str, TableState]) -> se
         if location.endswith(folder := f"/{TABLES_PREFIX}/{name}"):
             roots.add(location.removesuffix(folder))
     return roots
+
+
+class Sync(Struct, frozen=True):
+    """The sync that is published, and the tags that are kept, its own included."""
+
+    lake_id: str
+    contents: SnapshotContents
+    kept_tags: frozenset[str]
+
+    @property
+    def tag(self) -> str:
+        """Its tag in every table."""
+        return f"{_TAG}{self.contents.snapshot}"
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Properties of the sync's Iceberg snapshots."""
+        watermark = "" if self.contents.watermark is None else str(self.contents.watermark)
+        return {
+            "scanlake.snapshot": str(self.contents.snapshot),
+            "scanlake.watermark": watermark,
+            "scanlake.run": self.contents.run_id,
+        }
+
+
+class StagedTable(Struct, frozen=True):
+    """A table with its commit, None if the table is as it has to be, and what changes; `uploaded` counts new parts."""
+
+    commit: TableCommit | None
+    changes: FileChanges
+    uploaded: int
+    removed: int
+
+
+def _read_sync(layout: LakeLayout, number: int, lake_id: str) -> Sync:
+    """Return the sync of a kept snapshot. Raises `SettingsError` if it is not kept, `LakeCorruptedError`."""
+    contents = read_snapshot(require_snapshot(layout, number))
+    if missing := missing_parts(layout, contents):
+        raise LakeCorruptedError(f"Snapshot {number}: {missing[0]} is missing or has another size.")
+    return Sync(lake_id, contents, frozenset(f"{_TAG}{snapshot}" for snapshot, _ in list_snapshots(layout)))
+
+
+def stage_table(
+    catalog: IcebergCatalog, layout: LakeLayout, sync: Sync, table: Table, state: TableState
+) -> StagedTable:
+    """Prepare a table: upload its new parts, write its delete files and its snapshot."""
+    updates = _update_schema(table, state.metadata, sync)
+    metadata = update_table_metadata(state.metadata, tuple(updates)) if updates else state.metadata
+    files = read_files(state.metadata, catalog.io)
+    root = f"{metadata.location.rstrip('/')}/data"
+    own = [part for part in sync.contents.parts if part.table_name == table.name]
+    parts = {_part_location(root, part): (part, layout.part_path(part.name)) for part in own}
+    store, folder = catalog.io.find_object(root)
+    uploaded = upload_all(
+        store,
+        [
+            PendingUpload(f"{folder}/{PurePosixPath(location).name}", path, part.bytes, part.sha256)
+            for location, (part, path) in parts.items()
+            if location not in files.data
+        ],
+    )
+    positions = find_superseded_positions(parts, sync.contents.superseded) if table.is_per_file else {}
+    local = {location: path for location, (_, path) in parts.items()}
+    changes = plan_changes(catalog.io, files, metadata.schema(), local, positions)
+    current = metadata.current_snapshot()
+    if current is None or not changes.is_empty:
+        current = write_snapshot(catalog.io, metadata, files, changes, sync.properties)
+        updates += [AddSnapshotUpdate(snapshot=current), _refer(MAIN, SnapshotRefType.BRANCH, current.snapshot_id)]
+    updates += _update_tags(metadata, current.snapshot_id, sync)
+    commit = TableCommit(state, tuple(updates)) if updates else None
+    return StagedTable(commit, changes, uploaded, len(files.data.keys() - parts.keys()))
+
+
+def _update_schema(table: Table, metadata: TableMetadata, sync: Sync) -> list[TableUpdate]:
+    """Return the updates to the declared columns and properties. A catalog that creates tables changes the ids."""
+    updates: list[TableUpdate] = []
+    schema = to_iceberg_schema(table, schema_id=max(item.schema_id for item in metadata.schemas) + 1)
+    if metadata.schema().fields != schema.fields:
+        updates += [AddSchemaUpdate(schema=schema), SetCurrentSchemaUpdate(schema_id=-1)]
+    properties = table_properties(table, sync.lake_id) | {SYNC_PROPERTY: sync.tag}
+    if different := {name: text for name, text in properties.items() if metadata.properties.get(name) != text}:
+        updates.append(SetPropertiesUpdate(updates=different))
+    return updates
+
+
+def _update_tags(metadata: TableMetadata, current_id: int, sync: Sync) -> list[TableUpdate]:
+    """Return the updates that tag a snapshot, and remove the tags of other syncs and the snapshots without a name.
+
+    Tags and branches of others stay.
+    """
+    former = metadata.refs.get(sync.tag)
+    updates: list[TableUpdate] = []
+    if former is None or former.snapshot_id != current_id:
+        updates.append(_refer(sync.tag, SnapshotRefType.TAG, current_id))
+    expired = [name for name in metadata.refs if name.startswith(_TAG) and name not in sync.kept_tags]
+    updates += [RemoveSnapshotRefUpdate(ref_name=name) for name in expired]
+    moved = {*expired, sync.tag, MAIN}
+    named = {ref.snapshot_id for name, ref in metadata.refs.items() if name not in moved} | {current_id}
+    dropped = [snapshot.snapshot_id for snapshot in metadata.snapshots if snapshot.snapshot_id not in named]
+    return [*updates, RemoveSnapshotsUpdate(snapshot_ids=dropped)] if dropped else updates
+
+
+def _refer(name: str, kind: SnapshotRefType, snapshot_id: int) -> SetSnapshotRefUpdate:
+    return SetSnapshotRefUpdate(ref_name=name, type=kind, snapshot_id=snapshot_id)
+
+
+def _part_location(root: str, part: Part) -> str:
+    return f"{root}/{PurePosixPath(to_target_path(part.name, part.sha256)).name}"
+
+
+def list_table_files(io: StoreFileIO, states: Iterable[TableState]) -> set[str]:
+    """Return the locations of all files that the tables need, for readers of any kept snapshot."""
+    referenced: set[str] = set()
+    for state in states:
+        referenced |= {state.metadata_location, *list_referenced_files(state.metadata, io)}
+    return referenced
+
+
+def list_stored_files(io: StoreFileIO, state: TableState) -> Iterator[tuple[ObjectStore, StoredObject]]:
+    """Yield everything in the folders of a table, with its store."""
+    store, folders = _find_folders(io, state)
+    yield from ((store, stored) for folder in folders for stored in store.list(folder))
+
+
+def _find_folders(io: StoreFileIO, state: TableState) -> tuple[ObjectStore, list[str]]:
+    store, path = io.find_object(f"{state.metadata.location.rstrip('/')}/")
+    return store, [f"{path}{folder}" for folder in ("data", "metadata")]
+
+
+def _sweep_tables(io: StoreFileIO, states: Collection[TableState], rule: SweepRule) -> int:
+    """Delete the tables' files that nothing needs, where the rule permits it; return their number."""
+    needed, deleted = list_table_files(io, states), 0
+    for state in states:
+        store, folders = _find_folders(io, state)
+        store.remove_temp_files(folders)
+        location, prefix = f"{state.metadata.location.rstrip('/')}/", data_prefix(state.name)
+        unneeded = [
+            stored.path
+            for _, stored in list_stored_files(io, state)
+            if (file := store.url(stored.path)) not in needed
+            and is_table_file(file.removeprefix(location))
+            and rule.permits(stored, f"{prefix}/{file.rpartition('/')[2]}")
+        ]
+        store.delete(unneeded)
+        deleted += len(unneeded)
+    return deleted

@@ -32,8 +32,7 @@ from pipeline.publish import iceberg_changes
 from pipeline.publish.iceberg_catalogs import POINTER, CatalogTables, connect_catalog
 from pipeline.publish.iceberg_files import StoreFileIO
 from pipeline.publish.iceberg_format import read_files
-from pipeline.publish.iceberg_publish import publish_iceberg
-from pipeline.publish.iceberg_retention import list_table_files
+from pipeline.publish.iceberg_publish import list_table_files, publish_iceberg
 from pipeline.publish.sweep_rule import SweepRule
 from pipeline.publish.target_layout import to_target_path
 from tests.lake_copies import copy_lake
