@@ -1,6 +1,7 @@
-"""Iceberg v2 on disk: data files and position deletes. `iceberg_snapshots` writes what names them.
+"""Iceberg v2 on disk: schemas, data files, position deletes, and the manifests and snapshots that name them.
 
-pyiceberg 0.12 deletes rows by copying files (apache/iceberg-python#3618), so position deletes are written here.
+pyiceberg 0.12 deletes rows by copying files (apache/iceberg-python#3618), so position deletes are written here. Its
+writers are half private: no other module uses them, and the extra `lakehouse` pins the version.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import defaultdict
 from hashlib import sha256
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,21 +25,39 @@ from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
     FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestWriterV2,
+    write_manifest_list,
 )
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadataV2
+from pyiceberg.table.snapshots import (
+    Operation,
+    Snapshot,
+    SnapshotSummaryCollector,
+    Summary,
+    update_snapshot_summaries,
+)
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.typedef import Record
+from pyiceberg.types import BooleanType, DoubleType, LongType, NestedField, StringType, TimestampType
+
+from schemas.tables import COMMIT_SEQ_COLUMN, FIELD_ID_KEY
+from schemas.value_types import INSTANT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from pyiceberg.manifest import ManifestFile
-    from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.types import PrimitiveType
 
     from pipeline.publish.iceberg_files import StoreFileIO
+    from schemas.tables import Table
 
 _PATH_ID: Final = 2147483546
 _POSITION_ID: Final = 2147483545
@@ -66,6 +85,30 @@ _NO_STATISTICS: Final[Mapping[str, Any]] = {
     "split_offsets": None,
 }
 _DIGEST: Final = re.compile(r"-deletes-([0-9a-f]{16})-[0-9a-f]{8}\.parquet")
+_MAX_MANIFESTS: Final = 8  # of one kind, each of which a reader opens
+_CODEC: Final = "deflate"
+_TYPES: Final[dict[pa.DataType, PrimitiveType]] = {
+    pa.int64(): LongType(),
+    pa.string(): StringType(),
+    pa.bool_(): BooleanType(),
+    pa.float64(): DoubleType(),
+    pa.timestamp("us"): TimestampType(),  # without zone, as in the lake; the comment names UTC
+}
+_COMMIT_SEQ_COMMENT: Final = "Commit that wrote the version of the file that the row belongs to."
+_UTC: Final = "(UTC)"
+
+LAKE_PROPERTY: Final = "scanlake.lake"
+"""Table property with the id of the lake that the table belongs to."""
+SYNC_PROPERTY: Final = "scanlake.sync"
+"""Table property with the tag of the sync that the table shows. `files`, which is committed last, has that of all."""
+_FIXED_PROPERTIES: Final = {
+    "gc.enabled": "false",  # the parts belong to the lake, which deletes them itself
+    "write.delete.mode": "merge-on-read",
+    "write.update.mode": "merge-on-read",
+    "write.merge.mode": "merge-on-read",
+    "write.metadata.previous-versions-max": "20",
+    "write.metadata.compression-codec": "gzip",  # for others who write; `IcebergCatalog` obeys it itself
+}
 
 
 class DeleteFile(Struct, frozen=True):
@@ -100,6 +143,35 @@ class FileChanges(Struct):
     def is_empty(self) -> bool:
         """Whether the snapshot has the files of its parent."""
         return not (self.data or self.deletes or self.removed)
+
+
+# Tables
+
+
+def to_iceberg_schema(table: Table, *, schema_id: int = 0) -> Schema:
+    """Return the Iceberg schema of a table's parts."""
+    comments = {column.name: _describe_column(column.comment, column.kind is INSTANT) for column in table.columns}
+    comments[COMMIT_SEQ_COLUMN] = _COMMIT_SEQ_COMMENT
+    fields = [
+        NestedField(
+            int(field.metadata[FIELD_ID_KEY]),
+            field.name,
+            _TYPES[field.type],
+            required=not field.nullable,
+            doc=comments[field.name],
+        )
+        for field in table.arrow
+    ]
+    return Schema(*fields, schema_id=schema_id)
+
+
+def _describe_column(comment: str, is_instant: bool) -> str:  # noqa: FBT001
+    return comment if not is_instant or _UTC in comment else f"{comment.removesuffix('.')} {_UTC}."
+
+
+def table_properties(table: Table, lake_id: str) -> dict[str, str]:
+    """Return the properties that a published table must have."""
+    return {**_FIXED_PROPERTIES, "comment": table.comment, LAKE_PROPERTY: lake_id}
 
 
 def new_metadata(schema: Schema, location: str, properties: Mapping[str, str]) -> TableMetadataV2:
@@ -214,3 +286,135 @@ def list_referenced_files(metadata: TableMetadata, io: StoreFileIO) -> set[str]:
                 referenced.add(manifest.manifest_path)
                 referenced.update(entry.data_file.file_path for entry in manifest.fetch_manifest_entry(io))
     return referenced
+
+
+# Manifests and snapshots
+
+
+class _DeleteManifestWriter(ManifestWriterV2):
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": "deletes"}
+
+
+def write_snapshot(
+    io: StoreFileIO,
+    metadata: TableMetadata,
+    files: TableFiles,
+    changes: FileChanges,
+    properties: Mapping[str, str],
+) -> Snapshot:
+    """Write the manifests and the manifest list of a table's next snapshot, and return it; nothing names it yet."""
+    writer = _SnapshotWriter(io, metadata)
+    removed = writer.write_manifests(files.manifests, changes)
+    parent = metadata.current_snapshot()
+    summary = SnapshotSummaryCollector()
+    for added in (*changes.data, *changes.deletes):
+        summary.add_file(added, schema=metadata.schema())
+    for file in removed:
+        summary.remove_file(file, schema=metadata.schema())
+    operation = Operation.OVERWRITE if changes.deletes or changes.removed else Operation.APPEND
+    return Snapshot(
+        snapshot_id=writer.snapshot_id,
+        parent_snapshot_id=parent.snapshot_id if parent else None,
+        manifest_list=writer.write_list(parent.snapshot_id if parent else None),
+        sequence_number=writer.sequence,
+        summary=update_snapshot_summaries(
+            Summary(operation=operation, **summary.build(), **properties),
+            parent.summary if parent else None,
+        ),
+        schema_id=metadata.current_schema_id,
+    )
+
+
+class _SnapshotWriter:
+    """Writer of the metadata files of one snapshot. Their names have a UUID, so none replaces another."""
+
+    def __init__(self, io: StoreFileIO, metadata: TableMetadata) -> None:
+        self._io, self._metadata = io, metadata
+        self._uuid: UUID = uuid4()
+        self._manifests: list[ManifestFile] = []
+        self.snapshot_id = metadata.new_snapshot_id()
+        self.sequence = metadata.next_sequence_number()
+
+    def write_manifests(self, former: Sequence[ManifestFile], changes: FileChanges) -> list[DataFile]:
+        """Write the manifests that differ from the `former` ones. Return the removed files."""
+        removed: list[DataFile] = []
+        for content, added in ((ManifestContent.DATA, changes.data), (ManifestContent.DELETES, changes.deletes)):
+            entries = [self._add(file) for file in added]
+            same_kind = [manifest for manifest in former if manifest.content == content and _has_files(manifest)]
+            merges = len(same_kind) + bool(added) > _MAX_MANIFESTS
+            for manifest in same_kind:
+                stored = manifest.fetch_manifest_entry(self._io) if changes.removed or merges else []
+                if not merges and not any(entry.data_file.file_path in changes.removed for entry in stored):
+                    self._manifests.append(manifest)
+                    continue
+                removed += [entry.data_file for entry in stored if entry.data_file.file_path in changes.removed]
+                entries += [self._carry(entry, changes.removed) for entry in stored]
+            if entries:
+                self._write_manifest(content, entries)
+        if {file.file_path for file in removed} != changes.removed:
+            message = "files to remove are not in the table"
+            raise ValueError(message)
+        return removed
+
+    def _add(self, file: DataFile) -> ManifestEntry:
+        return self._entry(ManifestEntryStatus.ADDED, self.snapshot_id, file)
+
+    def _carry(self, entry: ManifestEntry, removed: set[str]) -> ManifestEntry:
+        sequences = {"sequence": entry.sequence_number, "file_sequence": entry.file_sequence_number}
+        if entry.data_file.file_path in removed:
+            file = describe_removed_file(entry.data_file)
+            return self._entry(ManifestEntryStatus.DELETED, self.snapshot_id, file, **sequences)
+        return self._entry(ManifestEntryStatus.EXISTING, entry.snapshot_id, entry.data_file, **sequences)
+
+    @staticmethod
+    def _entry(
+        status: ManifestEntryStatus,
+        snapshot_id: int | None,
+        file: DataFile,
+        *,
+        sequence: int | None = None,
+        file_sequence: int | None = None,
+    ) -> ManifestEntry:
+        return ManifestEntry.from_args(
+            status=status,
+            snapshot_id=snapshot_id,
+            sequence_number=sequence,
+            file_sequence_number=file_sequence,
+            data_file=file,
+        )
+
+    def _write_manifest(self, content: ManifestContent, entries: Iterable[ManifestEntry]) -> None:
+        writer_class = ManifestWriterV2 if content == ManifestContent.DATA else _DeleteManifestWriter
+        output = self._io.new_output(self._location(f"{self._uuid}-m{len(self._manifests)}.avro"))
+        spec, schema = self._metadata.spec(), _remove_comments(self._metadata.schema())
+        with writer_class(spec, schema, output, self.snapshot_id, _CODEC) as writer:
+            for entry in entries:
+                writer.add_entry(entry)
+        self._manifests.append(writer.to_manifest_file())
+
+    def write_list(self, parent_id: int | None) -> str:
+        """Write the list of the snapshot's manifests, and return its location."""
+        # The id is a random number of 63 bits, and every kept snapshot has the name in its table's metadata.
+        location = self._location(f"snap-{self.snapshot_id}.avro")
+        output = self._io.new_output(location)
+        with write_manifest_list(2, output, self.snapshot_id, parent_id, self.sequence, _CODEC) as writer:
+            writer.add_manifests(self._manifests)
+        return location
+
+    def _location(self, name: str) -> str:
+        return f"{self._metadata.location.rstrip('/')}/metadata/{name}"
+
+
+def _remove_comments(schema: Schema) -> Schema:
+    """Return the schema that a manifest's header has, uncompressed. The table's metadata has the comments."""
+    fields = [field.model_copy(update={"doc": None}) for field in schema.fields]
+    return Schema(*fields, schema_id=schema.schema_id)
+
+
+def _has_files(manifest: ManifestFile) -> bool:
+    return manifest.has_added_files() or manifest.has_existing_files()

@@ -30,9 +30,15 @@ from pipeline.lake.snapshots import missing_parts, read_snapshot, require_snapsh
 from pipeline.publish.iceberg import IcebergResult
 from pipeline.publish.iceberg_catalogs import MAIN, LocationOwner, TableCommit, claim_locations
 from pipeline.publish.iceberg_changes import find_superseded_positions, plan_changes
-from pipeline.publish.iceberg_format import list_referenced_files, read_files
-from pipeline.publish.iceberg_schema import LAKE_PROPERTY, SYNC_PROPERTY, table_properties, to_iceberg_schema
-from pipeline.publish.iceberg_snapshots import write_snapshot
+from pipeline.publish.iceberg_format import (
+    LAKE_PROPERTY,
+    SYNC_PROPERTY,
+    list_referenced_files,
+    read_files,
+    table_properties,
+    to_iceberg_schema,
+    write_snapshot,
+)
 from pipeline.publish.target_layout import TABLES_PREFIX, data_prefix, is_table_file, to_target_path
 from pipeline.publish.uploads import PendingUpload, run_side_by_side, upload_all
 from schemas.tables import BY_NAME, TABLES
