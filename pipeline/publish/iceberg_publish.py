@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
@@ -25,27 +27,37 @@ from pyiceberg.table.update import (
 )
 
 from pipeline.errors import LakeCorruptedError, SettingsError
+from pipeline.lake.duckdb_errors import translate_duckdb_errors
+from pipeline.lake.duckdb_files import open_instance
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.snapshots import missing_parts, read_snapshot, require_snapshot
+from pipeline.lake.sql import sql_literal
 from pipeline.publish.iceberg import IcebergResult
 from pipeline.publish.iceberg_catalogs import MAIN, LocationOwner, TableCommit, claim_locations
-from pipeline.publish.iceberg_changes import find_superseded_positions, plan_changes
 from pipeline.publish.iceberg_format import (
     LAKE_PROPERTY,
     SYNC_PROPERTY,
+    FileChanges,
+    describe_data_file,
+    digest_positions,
     list_referenced_files,
     read_files,
+    read_positions,
     table_properties,
     to_iceberg_schema,
+    write_deletes,
     write_snapshot,
 )
 from pipeline.publish.target_layout import TABLES_PREFIX, data_prefix, is_table_file, to_target_path
 from pipeline.publish.uploads import PendingUpload, run_side_by_side, upload_all
-from schemas.tables import BY_NAME, TABLES
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
+    import pyarrow as pa
+    from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.update import TableUpdate
 
@@ -54,7 +66,7 @@ if TYPE_CHECKING:
     from pipeline.lake.snapshots import SnapshotContents
     from pipeline.publish.iceberg_catalogs import IcebergCatalog, TableState
     from pipeline.publish.iceberg_files import StoreFileIO
-    from pipeline.publish.iceberg_format import FileChanges
+    from pipeline.publish.iceberg_format import DeleteFile, TableFiles
     from pipeline.publish.store_contract import ObjectStore, StoredObject
     from pipeline.publish.sweep_rule import SweepRule
     from schemas.tables import Table
@@ -62,6 +74,9 @@ if TYPE_CHECKING:
 _TABLES_SIDE_BY_SIDE: Final = 8
 _SWEEP_INTERVAL: Final = 8
 _TAG: Final = "sync-"
+_MAX_DELETE_FILES: Final = 8
+"""Files of position deletes of one data file, from which on the next publish writes one instead."""
+_MEMORY_LIMIT: Final = "250MB"
 
 
 def publish_iceberg(
@@ -195,9 +210,9 @@ def stage_table(
             if location not in files.data
         ],
     )
-    positions = find_superseded_positions(parts, sync.contents.superseded) if table.is_per_file else {}
+    positions = _find_superseded_positions(parts, sync.contents.superseded) if table.is_per_file else {}
     local = {location: path for location, (_, path) in parts.items()}
-    changes = plan_changes(catalog.io, files, metadata.schema(), local, positions)
+    changes = _plan_changes(catalog.io, files, metadata.schema(), local, positions)
     current = metadata.current_snapshot()
     if current is None or not changes.is_empty:
         current = write_snapshot(catalog.io, metadata, files, changes, sync.properties)
@@ -244,6 +259,9 @@ def _part_location(root: str, part: Part) -> str:
     return f"{root}/{PurePosixPath(to_target_path(part.name, part.sha256)).name}"
 
 
+# Files that no kept snapshot of the tables names
+
+
 def list_table_files(io: StoreFileIO, states: Iterable[TableState]) -> set[str]:
     """Return the locations of all files that the tables need, for readers of any kept snapshot."""
     referenced: set[str] = set()
@@ -280,3 +298,82 @@ def _sweep_tables(io: StoreFileIO, states: Collection[TableState], rule: SweepRu
         store.delete(unneeded)
         deleted += len(unneeded)
     return deleted
+
+
+# Differences between the snapshot and a table
+
+
+def _find_superseded_positions(
+    parts: Mapping[str, tuple[Part, Path]], superseded: pa.Table
+) -> dict[str, tuple[int, ...]]:
+    """Return the positions of superseded rows by location, sorted. `parts` are by their published location.
+
+    `superseded` has the columns file_id and _seq. Two columns of those parts are read that a superseded version can
+    be in.
+    """
+    seqs = sorted(set(superseded.column(COMMIT_SEQ_COLUMN).to_pylist()))
+    dirty = {
+        str(path): location
+        for location, (part, path) in parts.items()
+        if any(part.first_commit_seq <= seq <= part.last_commit_seq for seq in seqs)
+    }
+    if not dirty:
+        return {}
+    paths = ", ".join(map(sql_literal, dirty))
+    with translate_duckdb_errors("The lake", reads_parts=True), open_instance() as db:
+        db.execute(f"SET memory_limit = '{_MEMORY_LIMIT}'")
+        db.register("superseded", superseded)
+        rows = db.execute(
+            "SELECT filename, file_row_number"
+            f" FROM read_parquet([{paths}], filename = true, file_row_number = true) AS part"
+            f" SEMI JOIN superseded USING (file_id, {COMMIT_SEQ_COLUMN}) ORDER BY ALL"
+        ).fetchall()
+    return {dirty[path]: tuple(position for _, position in group) for path, group in groupby(rows, key=itemgetter(0))}
+
+
+def _plan_changes(
+    io: StoreFileIO,
+    files: TableFiles,
+    schema: Schema,
+    parts: Mapping[str, Path],
+    positions: Mapping[str, Sequence[int]],
+) -> FileChanges:
+    """Write the delete files that a table lacks, and return all changes of its files.
+
+    `parts` are the data files that the table is to have, by location; `positions` are their deleted rows, sorted.
+    """
+    changes = FileChanges()
+    changes.data = [
+        describe_data_file(part, location, schema) for location, part in parts.items() if location not in files.data
+    ]
+    changes.removed = files.data.keys() - parts.keys()
+    for location, former in files.deletes.items():
+        if location not in parts:
+            changes.removed.update(_locations(former))
+    for location in parts:
+        own = positions.get(location, ())
+        if (new := _plan_deletes(io, changes, files.deletes.get(location, ()), own)) is not None:
+            digest = digest_positions(own)
+            changes.deletes.append(write_deletes(io, location, new, digest=digest))
+    return changes
+
+
+def _plan_deletes(
+    io: StoreFileIO, changes: FileChanges, former: Sequence[DeleteFile], positions: Sequence[int]
+) -> list[int] | None:
+    """Return the positions that a new delete file of a data file has to have; None if it needs none.
+
+    A publish adds one file with the new positions. It replaces all files by one if there are many, or if rows are
+    deleted that are to be visible again: after a rollback.
+    """
+    if former and former[-1].digest == digest_positions(positions):
+        return None
+    deleted = read_positions(io, former)
+    if len(former) >= _MAX_DELETE_FILES or not deleted <= set(positions):
+        changes.removed.update(_locations(former))
+        deleted = set()
+    return [position for position in positions if position not in deleted] or None
+
+
+def _locations(files: Iterable[DeleteFile]) -> list[str]:
+    return [delete.file.file_path for delete in files]

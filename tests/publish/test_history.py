@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.layout import LakeLayout
-from pipeline.publish import iceberg_changes, iceberg_format
+from pipeline.publish import iceberg_format, iceberg_publish
 from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.object_store import open_store
 from tests.publish.iceberg_reading import connect_sql, load_tables, reader
@@ -41,7 +41,7 @@ def check_tables(catalog: IcebergCatalog, lake: Path, number: int) -> None:
 def test_every_snapshot_is_published_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After every step the tables equal the snapshot, also by its tag, and a mirror does; earlier tags stay."""
     if not SOAKING:  # this history is too short for the real limits
-        monkeypatch.setattr(iceberg_changes, "MAX_DELETE_FILES", 3)
+        monkeypatch.setattr(iceberg_publish, "_MAX_DELETE_FILES", 3)
         monkeypatch.setattr(iceberg_format, "_MAX_MANIFESTS", 3)
     lake, mirror, catalog = tmp_path / "lake", open_store(f"file://{tmp_path}/mirror"), connect_sql(tmp_path)
     for name, number in live_history(lake, syncs_after_purge=_SYNCS_AFTER_PURGE):

@@ -28,7 +28,7 @@ from pipeline.errors import (
     SettingsError,
 )
 from pipeline.lake.layout import LakeLayout
-from pipeline.publish import iceberg_changes
+from pipeline.publish import iceberg_publish
 from pipeline.publish.iceberg_catalogs import POINTER, CatalogTables, connect_catalog
 from pipeline.publish.iceberg_files import StoreFileIO
 from pipeline.publish.iceberg_format import read_files
@@ -93,7 +93,7 @@ def published(changes: Changes) -> list[Published]:
     """The tables without a catalog after each snapshot of the lake; three delete files are many."""
     store, found = StoppingStore(), list[Published]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(iceberg_changes, "MAX_DELETE_FILES", 3)
+        patch.setattr(iceberg_publish, "_MAX_DELETE_FILES", 3)
         for number in changes.numbers:
             store = store.fork()
             found.append(Published(store, publish(changes.root, connect_store(store), number)))
