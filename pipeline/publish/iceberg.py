@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from pipeline.errors import PublishError, SettingsError
 from pipeline.publish.store_records import note_published, note_target
-from pipeline.publish.sweep_rule import SweepRule
+from pipeline.publish.sweep import SweepRule
 from pipeline.publish.target_layout import OWNER
 from schemas.tables import BY_NAME
 

@@ -11,17 +11,16 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
-import duckdb
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pipeline.atomic_files import sha256_file
-from pipeline.errors import ForeignObjectError, LakeCorruptedError, ScanlakeError, SettingsError
+from pipeline.atomic_files import sha256_file, temp_name
+from pipeline.errors import ForeignObjectError, ScanlakeError, SettingsError
 from pipeline.lake.catalog import is_as_published
-from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.image_names import IMAGES, is_image_path
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.lake_folder import require_outside_lakes
+from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.publish.image_objects import (
     ImagesOnStore,
@@ -29,12 +28,19 @@ from pipeline.publish.image_objects import (
     has_other_images,
     upload_images,
 )
-from pipeline.publish.latest import LatestRecord, PublishedCatalog, PublishedImages, read_latest
-from pipeline.publish.ledger_copy import upload_ledger
 from pipeline.publish.local_store import LocalStore
-from pipeline.publish.own_objects import OwnObjects
-from pipeline.publish.store_records import encode_record, note_published, note_target, require_lake
-from pipeline.publish.sweep_rule import SweepRule
+from pipeline.publish.store_records import (
+    LatestRecord,
+    PublishedCatalog,
+    PublishedImages,
+    PublishedLedger,
+    encode_record,
+    note_published,
+    note_target,
+    read_latest,
+    require_lake,
+)
+from pipeline.publish.sweep import SweepRule, delete_own_objects, require_own_objects
 from pipeline.publish.target_layout import (
     CATALOG,
     FOLDERS,
@@ -44,14 +50,14 @@ from pipeline.publish.target_layout import (
     is_ledger_path,
     is_part_object,
     is_probe_path,
+    to_ledger_path,
     to_target_path,
 )
-from pipeline.publish.uploads import PendingUpload, check_same_object, list_target, upload_all
+from pipeline.publish.uploads import PendingUpload, check_same_object, create_object, list_target, upload_all
 from pipeline.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.models import PublishRecord, SnapshotRecord
@@ -173,15 +179,13 @@ class _Mirror:
         # The catalog's version first: who replaces the catalog after this is noticed before anything is swapped.
         catalog = self._store.head(CATALOG)
         former, version = read_latest(self._store, lake_id=self._lake_id)
-        own = OwnObjects(self._store, self._lake.ledger)
+        require_lake(self._store, OWNER, self._lake_id, "Iceberg tables")
         if former is None:
-            listed, has_images = self._list_own_place(own)
+            listed, has_images = self._list_own_place()
         else:
             self._require_own_run(former)
             listed = list_target(self._store)
             has_images = former.images is not None or has_images_on(self._store, upload=self._options.images)
-        if OWNER in listed:
-            require_lake(self._store, OWNER, self._lake_id, "Iceberg tables")
         self._store.remove_temp_files((*FOLDERS, IMAGES))
         if not self._options.backup:
             note_target(self._lake.ledger, self._store.url(LATEST))
@@ -193,8 +197,7 @@ class _Mirror:
         if has_images or self._options.images:
             images = upload_images(self._lake, self._store, upload=self._options.images)
         ledger = upload_ledger(self._lake, self._store) if is_backup else None
-        named = {item.path for item in parts} | ({ledger.path} if ledger else set())
-        unneeded = self._list_unneeded(listed, named, images, is_backup=is_backup)
+        unneeded = self._list_unneeded(listed, ledger, images, is_backup=is_backup)
         current = former if former is not None and catalog is not None and self._is_current(former) else None
         if current is not None and not (uploads or images.uploaded or unneeded or ledger):
             return self._to_result(current, changed=False), images
@@ -212,13 +215,13 @@ class _Mirror:
             self._to_result(record, changed=True),
             uploaded=len(uploads) + (current is None),
             uploaded_bytes=sum(item.bytes for item in uploads) + (written.bytes if current is None else 0),
-            deleted=own.delete(unneeded),
+            deleted=delete_own_objects(self._store, self._lake.ledger, unneeded),
             images_uploaded=images.uploaded,
             images_uploaded_bytes=images.uploaded_bytes,
         )
         return result, images
 
-    def _list_own_place(self, own: OwnObjects) -> tuple[dict[str, StoredObject], bool]:
+    def _list_own_place(self) -> tuple[dict[str, StoredObject], bool]:
         """Return the objects of a target without a record, but for its images, and whether it has images.
 
         Raises `SettingsError` if it has objects of others, and `PublishError` if it ignores conditions.
@@ -231,7 +234,7 @@ class _Mirror:
                 f"{self._store.base_url} has images of another lake, or of a file that was purged.",
                 hint="Use another target, or delete the images there.",
             )
-        own.require_no_others(listed, self._lake_id)
+        require_own_objects(self._store, self._lake.ledger, listed, self._lake_id)
         self._store.probe()
         return listed, has_images
 
@@ -276,7 +279,12 @@ class _Mirror:
         return missing
 
     def _list_unneeded(
-        self, listed: Mapping[str, StoredObject], named: Collection[str], images: ImagesOnStore, *, is_backup: bool
+        self,
+        listed: Mapping[str, StoredObject],
+        ledger: PublishedLedger | None,
+        images: ImagesOnStore,
+        *,
+        is_backup: bool,
     ) -> list[StoredObject]:
         """Return the objects of the mirror that nothing needs any more. Iceberg tables have a sweep of their own."""
         documents = self._options.documents or is_backup
@@ -285,7 +293,7 @@ class _Mirror:
         )
         of_iceberg = {path for path in listed if OWNER in listed and path.startswith(f"{TABLES_PREFIX}/")}
         own = {path for path in listed if is_part_object(path) or is_probe_path(path) or is_ledger_path(path)}
-        old = own.difference(of_iceberg, named)
+        old = own - of_iceberg - ({ledger.path} if ledger else set())
         unneeded = [item for path, item in listed.items() if path in old] + images.unnamed
         return [item for item in unneeded if rule.permits(item, item.path)]
 
@@ -299,10 +307,8 @@ class _Mirror:
     # Catalog
 
     def _swap_catalog(self, former: StoredObject | None) -> PublishedCatalog:
-        """Replace the target's catalog by the lake's. Raises `LakeCorruptedError` if that is not of its snapshot."""
+        """Replace the target's catalog by the lake's, which `complete_catalog` has found to be as published."""
         file, last = self._lake.layout.catalog, self._last
-        if _read_snapshot_number(file) != last.snapshot:
-            raise LakeCorruptedError(f"{file.name} is damaged; it was not published.", hint="Run `scanlake repair`.")
         sha256 = sha256_file(file)
         self._store.swap(CATALOG, file, former.version if former is not None else None, sha256=sha256)
         return PublishedCatalog(
@@ -318,11 +324,15 @@ class _Mirror:
         )
 
 
-def _read_snapshot_number(catalog: Path) -> int | None:
-    """Return the number of the snapshot that a catalog shows; None if it cannot be read."""
+def upload_ledger(lake: Lake, store: ObjectStore) -> PublishedLedger:
+    """Upload a copy of the ledger. A restore forgets the images that it names and the target does not have."""
+    copy = lake.layout.spill_dir / temp_name("backup.sqlite")
+    with translate_os_errors(copy):
+        copy.parent.mkdir(exist_ok=True)
     try:
-        with read_database(catalog) as db:
-            ((number,),) = db.execute("SELECT snapshot FROM meta._freshness").fetchall()
-    except (duckdb.Error, ValueError):
-        return None
-    return int(number)
+        lake.ledger.copy_to(copy)
+        sha256, size = sha256_file(copy), copy.stat().st_size
+        create_object(store, PendingUpload(to_ledger_path(sha256), copy, size, sha256))
+    finally:
+        copy.unlink(missing_ok=True)
+    return PublishedLedger(to_ledger_path(sha256), size, sha256)

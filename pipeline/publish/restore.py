@@ -29,7 +29,7 @@ from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_format import find_foreign_content
 from pipeline.lake.sqlite_errors import translate_sqlite_errors
 from pipeline.publish.image_objects import download_images
-from pipeline.publish.latest import read_latest
+from pipeline.publish.store_records import read_latest
 from pipeline.publish.target_layout import LATEST, is_ledger_path, to_target_path
 from pipeline.publish.uploads import run_side_by_side
 from schemas.tables import TABLES

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from pipeline.errors import LakeCorruptedError, PublishError, SettingsError
+from pipeline.publish.target_layout import LATEST
 
 if TYPE_CHECKING:
     from pipeline.lake.ledger import Ledger
@@ -37,7 +38,7 @@ def read_record(store: ObjectStore, path: str, kind: type[T]) -> tuple[T, str] |
     existing = store.head(path)
     if existing is not None and existing.bytes > _MAX_BYTES:
         raise LakeCorruptedError(f"{store.url(path)} is damaged: it has {existing.bytes:,} bytes.", hint=_HINT)
-    stored = store.read_versioned(path)
+    stored = None if existing is None else store.read_versioned(path)
     if stored is None:
         return None, None
     content, version = stored
@@ -94,3 +95,62 @@ def note_published(ledger: Ledger, url: str) -> None:
     known = ledger.properties.published_targets
     if url in known:
         ledger.set_properties(published_targets={**known, url: True})
+
+
+class PublishedCatalog(Struct, frozen=True):
+    """The catalog on the target, and its snapshot. Instants are microseconds since 1970.
+
+    `published_at` is when it came to the target, `written_at` when the lake wrote it.
+    """
+
+    snapshot: int
+    run_id: str
+    files: int
+    complete: bool
+    watermark: int | None
+    published_at: int
+    written_at: int
+    bytes: int
+    sha256: str
+
+
+class PublishedImages(Struct, frozen=True):
+    """The images on the target: their number, and the instant whose images it had all; 0 if there was none."""
+
+    pictures: int
+    whole_at: int
+
+
+class PublishedLedger(Struct, frozen=True):
+    """The copy of the ledger on a target that is a backup."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+class LatestRecord(Struct, frozen=True):
+    """Content of `latest.json`. `documents`: the target has the documents of the snapshot, too.
+
+    With a `ledger` the target is a backup: it has all parts that the ledger names.
+    """
+
+    lake_id: str
+    catalog: PublishedCatalog
+    documents: bool = False
+    images: PublishedImages | None = None
+    ledger: PublishedLedger | None = None
+    format: int = FORMAT
+    scanlake: str = field(default="")
+
+
+def read_latest(store: ObjectStore, *, lake_id: str | None) -> tuple[LatestRecord | None, str | None]:
+    """Return the record of a target and the version that a swap compares; None for both on a new target.
+
+    Raises `SettingsError` if the target has another lake than `lake_id` (None: any), or a newer scanlake wrote it, and
+    `PublishError` if it cannot be read.
+    """
+    record, version = read_record(store, LATEST, LatestRecord)
+    if record is not None and lake_id is not None:
+        refuse_other_lake(store, record.lake_id, lake_id, "the copy")
+    return record, version

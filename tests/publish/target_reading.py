@@ -8,8 +8,8 @@ import duckdb
 
 from pipeline.atomic_files import sha256_file
 from pipeline.lake.lake import Lake
-from pipeline.publish.latest import LatestRecord, read_latest
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, mirror_lake
+from pipeline.publish.store_records import LatestRecord, read_latest
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.layout import LakeLayout
 from pipeline.publish.iceberg_catalogs import CatalogId, connect_catalog
 from pipeline.publish.iceberg_publish import publish_iceberg
-from pipeline.publish.sweep_rule import SweepRule
+from pipeline.publish.sweep import SweepRule
 from pipeline.publish.target_layout import OWNER
 from tests.lake.operations import told
 from tests.publish.iceberg_reading import connect_sql, reader

@@ -25,7 +25,7 @@ from pipeline.lake.lake import Lake
 from pipeline.publish.cloud_store import CloudStore
 from pipeline.publish.mirror import MirrorOptions, mirror_lake
 from pipeline.publish.store_records import encode_record
-from pipeline.publish.target_layout import CATALOG, LATEST, to_target_path
+from pipeline.publish.target_layout import LATEST, to_target_path
 from tests.images.image_harness import files_in, rows_of
 from tests.lake.corruption import flip
 from tests.lake.operations import told
@@ -209,16 +209,11 @@ def test_a_create_that_is_refused_for_nothing_is_named(history: History, monkeyp
 
 
 def test_what_is_damaged_is_not_published(history: History) -> None:
-    """A part that differs from its hash, or a catalog that cannot be read, stays local; the target stays as it was."""
+    """A part that differs from its hash stays local, and the target stays as it was."""
     store = StoppingStore()
     flip(min(history.root.glob("documents/0*.parquet")))
     with pytest.raises(LakeCorruptedError, match="was not uploaded"):
         published(history.root, store)
-    catalog = history.root / CATALOG
-    catalog.chmod(0o600)
-    catalog.write_bytes(b"no database")
-    with pytest.raises(LakeCorruptedError, match="was not published"):
-        published(history.root, store, MirrorOptions())
     assert store.head(LATEST) is None
 
 
