@@ -10,7 +10,7 @@ from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, complete_catalog, mirror_lake
-from pipeline.publish.object_store import open_folder_or_store
+from pipeline.publish.stores import open_folder_or_store
 from pipeline.publish_outcome import format_mirror
 from schemas.timestamps import now_us
 

@@ -11,7 +11,7 @@ from pipeline.formatting import format_bytes, pluralize
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish.iceberg import IcebergResult, has_iceberg_tables, publish_iceberg_tables
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, complete_catalog, mirror_lake
-from pipeline.publish.object_store import open_store
+from pipeline.publish.stores import open_store
 from pipeline.publish_outcome import format_mirror
 from schemas.timestamps import now_us
 

@@ -10,8 +10,8 @@ from msgspec import Struct
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
-from pipeline.publish.object_store import open_folder_or_store
 from pipeline.publish.restore import restore_backup
+from pipeline.publish.stores import open_folder_or_store
 
 GROUP: Final = "Maintain the lake"
 

@@ -16,8 +16,8 @@ from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.physical_tables import read_parts
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.publish.image_objects import compare_images
-from pipeline.publish.object_store import open_store
 from pipeline.publish.store_records import read_latest
+from pipeline.publish.stores import open_store
 from pipeline.publish.target_layout import CATALOG, to_target_path
 from pipeline.publish.uploads import list_target
 

@@ -11,14 +11,14 @@ from urllib.parse import urlsplit
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.typedef import EMPTY_DICT
 
-from pipeline.publish.object_store import open_store
+from pipeline.publish.stores import open_store
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from pyiceberg.typedef import Properties
 
-    from pipeline.publish.object_store import ObjectStore
+    from pipeline.publish.store_contract import ObjectStore
 
 
 class StoreFileIO(FileIO):

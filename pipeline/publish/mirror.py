@@ -28,7 +28,6 @@ from pipeline.publish.image_objects import (
     has_other_images,
     upload_images,
 )
-from pipeline.publish.local_store import LocalStore
 from pipeline.publish.store_records import (
     LatestRecord,
     PublishedCatalog,
@@ -40,6 +39,7 @@ from pipeline.publish.store_records import (
     read_latest,
     require_lake,
 )
+from pipeline.publish.stores import LocalStore
 from pipeline.publish.sweep import SweepRule, delete_own_objects, require_own_objects
 from pipeline.publish.target_layout import (
     CATALOG,

@@ -16,8 +16,8 @@ from pipeline.errors import LakeCorruptedError, MissingBucketError, PublishError
 from pipeline.lake.purge import read_ids_in_catalog, read_ids_in_ledger, read_ids_in_part
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.publish.image_objects import compare_images
-from pipeline.publish.object_store import open_store
 from pipeline.publish.store_records import read_latest, read_owner
+from pipeline.publish.stores import open_store
 from pipeline.publish.target_layout import CATALOG, LATEST
 from pipeline.publish.uploads import list_target, run_side_by_side
 

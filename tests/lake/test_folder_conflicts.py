@@ -18,8 +18,8 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS
 from pipeline.lake.models import RunRecord
 from pipeline.output_formats import OutputFormat
-from pipeline.publish.object_store import open_folder_or_store
 from pipeline.publish.restore import restore_backup
+from pipeline.publish.stores import open_folder_or_store
 from tests.lake.corruption import checked, parts
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, facts, undeclared_parts

@@ -24,9 +24,9 @@ from pipeline.lake.request_log import ReportBatch, ReportJob, ReportJobFile, Req
 from pipeline.lake.rollback import plan_rollback, roll_back
 from pipeline.maintenance.rebuild import rebuild
 from pipeline.maintenance.repair import repair_files
-from pipeline.publish.local_store import LocalStore
 from pipeline.publish.mirror import MirrorOptions, mirror_lake
 from pipeline.publish.remains import list_mirror, read_copies
+from pipeline.publish.stores import LocalStore
 from pipeline.reports.models import JobOptions
 from tests.lake import lake_builder
 from tests.lake.corruption import checked

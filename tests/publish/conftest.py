@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from obstore.store import MemoryStore
 
-from pipeline.publish.cloud_store import CloudStore
-from pipeline.publish.object_store import ObjectStore, open_store
+from pipeline.publish.stores import CloudStore, open_store
 from tests.images.image_harness import PicturedLakes, make_pictured_lakes
 from tests.made_once import make_once
 from tests.publish.lake_history import Changes, History
@@ -17,6 +16,8 @@ from tests.publish.s3_server import S3Server, start_moto
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from pipeline.publish.store_contract import ObjectStore
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.publish.check_published import check_published
 from pipeline.publish.iceberg_catalogs import connect_catalog
-from pipeline.publish.object_store import open_store
+from pipeline.publish.stores import open_store
 from pipeline.settings import Settings
 from tests.findings import lines_of
 from tests.images.image_harness import Scene
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator
 
-    from pipeline.publish.object_store import ObjectStore
+    from pipeline.publish.store_contract import ObjectStore
     from tests.images.image_harness import PicturedLakes
     from tests.processes import Answer
 

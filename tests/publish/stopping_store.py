@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import obstore
 from obstore.store import MemoryStore
 
-from pipeline.publish.cloud_store import CloudStore
+from pipeline.publish.stores import CloudStore
 from tests.soaking import sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from pipeline.publish.object_store import StoredObject
+    from pipeline.publish.store_contract import StoredObject
 
 URL = "memory://test"
 

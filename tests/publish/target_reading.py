@@ -15,7 +15,7 @@ from schemas.timestamps import now_us
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipeline.publish.object_store import ObjectStore
+    from pipeline.publish.store_contract import ObjectStore
 
 DOCUMENTS: Final = MirrorOptions(documents=True)
 """Publish the documents, too: many objects."""

@@ -12,8 +12,8 @@ from pipeline.errors import LakeCorruptedError, PublishConflictError, PublishErr
 from pipeline.lake.lake import Lake
 from pipeline.lake.purge import purge
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, mirror_lake
-from pipeline.publish.object_store import open_store
 from pipeline.publish.restore import restore_backup
+from pipeline.publish.stores import open_store
 from pipeline.publish.target_layout import LATEST
 from schemas.timestamps import now_us
 from tests.images.image_harness import disagreements, files_in, rows_of, stored
@@ -28,7 +28,7 @@ from tests.sync.sync_harness import opened, synced
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipeline.publish.object_store import ObjectStore
+    from pipeline.publish.store_contract import ObjectStore
     from tests.images.image_harness import PicturedLakes
     from tests.publish.lake_history import History
 

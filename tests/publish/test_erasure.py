@@ -15,7 +15,7 @@ from pipeline.atomic_files import temp_name
 from pipeline.errors import ExitCode, PublishError
 from pipeline.lake.lake import Lake
 from pipeline.publish import iceberg_publish, mirror
-from pipeline.publish.object_store import open_store
+from pipeline.publish.stores import open_store
 from schemas.timestamps import SECOND
 from tests.findings import printed_lines
 from tests.lake.operations import called, told

@@ -8,7 +8,7 @@ from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.layout import LakeLayout
 from pipeline.publish import iceberg_format, iceberg_publish
 from pipeline.publish.iceberg_publish import publish_iceberg
-from pipeline.publish.object_store import open_store
+from pipeline.publish.stores import open_store
 from tests.publish.iceberg_reading import connect_sql, load_tables, reader
 from tests.publish.lake_history import LAKE_ID, list_differences, live_history
 from tests.publish.target_reading import differing, published

@@ -13,14 +13,15 @@ import pytest
 from obstore.store import MemoryStore
 
 from pipeline.errors import ExitCode, PublishConflictError, PublishError, SettingsError
-from pipeline.publish import cloud_store
-from pipeline.publish.cloud_store import CloudStore
-from pipeline.publish.object_store import ObjectStore, open_store
+from pipeline.publish import stores
+from pipeline.publish.stores import CloudStore, open_store
 from tests.client.scripted_server import answer, scripted
 from tests.rows import every
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pipeline.publish.store_contract import ObjectStore
 
 
 def test_an_object_is_created_once_and_whole(store: ObjectStore, tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_other_urls_are_refused(url: str) -> None:
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Object storage says what to install; a folder needs nothing."""
-    monkeypatch.setattr(cloud_store, "_is_installed", False)
+    monkeypatch.setattr(stores, "_is_installed", False)
     with pytest.raises(SettingsError) as refused:
         open_store("s3://bucket")
     assert "pip install obstore" in refused.value.hint

@@ -14,7 +14,7 @@ from pipeline.errors import ExitCode
 from pipeline.findings import Severity
 from pipeline.lake.lake import Lake
 from pipeline.monitoring.run_history import RunStatsFile
-from pipeline.publish.object_store import open_store
+from pipeline.publish.stores import open_store
 from tests.findings import printed_lines
 from tests.images.image_harness import Scene, files_in, rows_of
 from tests.lake.corruption import flip
