@@ -124,11 +124,11 @@ class ObjectStore(ABC):
     def _probe_conditions(self, path: str) -> None:
         if not self.create(path, _probe(path, 1)):
             raise self._refuse("a new object is reported as existing")
-        if self.create(path, _probe(path, 2)) or self.read(path) != _probe(path, 1):
-            raise self._refuse("an object was created a second time (If-None-Match)")
         current = self.read_versioned(path)
         if current is None:
             raise self._refuse("a new object cannot be read")
+        if self.create(path, _probe(path, 2)) or self.read(path) != _probe(path, 1):
+            raise self._refuse("an object was created a second time (If-None-Match)")
         self.swap(path, _probe(path, 3), current[1])
         try:
             self.swap(path, _probe(path, 4), current[1])
