@@ -60,9 +60,10 @@ class ImageWriter:
         self._pool.close()
 
     def write(self, batch: Iterable[CompleteDownload | ImageRecord]) -> None:
-        """Store the pictures of a batch and commit the rows. Raises `StorageError`; then no row is committed.
+        """Store the pictures of a batch and commit the rows.
 
-        A limit of the disk is checked before; pictures that fit are committed all the same.
+        Raises `StorageError`, after the commit if a limit is reached: complete downloads are on the disk already, and
+        those that fit are committed.
         """
         # A limit counts what was stored before, so then one batch comes after the other.
         with self._limited if self._settings.images_max_bytes is not None else nullcontext():
@@ -71,7 +72,7 @@ class ImageWriter:
     def _write(self, batch: Sequence[CompleteDownload | ImageRecord]) -> None:
         fetched = [outcome for outcome in batch if isinstance(outcome, CompleteDownload)]
         others = [outcome for outcome in batch if isinstance(outcome, ImageRecord)]
-        fitting, problem = self._select_fitting(fetched)
+        fitting, problem = self._select_within_limit(fetched)
         result = self._pool.store(fitting) if fitting else StoreResult()
         records = [*others, *map(_describe, fitting, result.contents)]
         with self._committing:
@@ -80,25 +81,14 @@ class ImageWriter:
         remove_files(image.path for image in fetched)
         if problem is not None:
             raise problem
+        self.store.require_space()
 
-    def _select_fitting(
+    def _select_within_limit(
         self, fetched: Sequence[CompleteDownload]
     ) -> tuple[Sequence[CompleteDownload], StorageError | None]:
-        """Return the pictures that images_max_bytes and the disk have room for, and why others have none."""
-        problem = None
-        if (limit := self._settings.images_max_bytes) is not None:
-            fetched, problem = self._select_within(limit, fetched)
-        try:
-            # The complete downloads are on the disk already.
-            self.store.require_space()
-        except StorageError as error:
-            problem = problem or error
-        return fetched, problem
-
-    def _select_within(
-        self, limit: int, fetched: Sequence[CompleteDownload]
-    ) -> tuple[Sequence[CompleteDownload], StorageError | None]:
-        """Return the pictures that fit if none of them is refused."""
+        """Return the pictures for which images_max_bytes has room if none of them is refused, and why not all."""
+        if (limit := self._settings.images_max_bytes) is None:
+            return fetched, None
         total = self._bytes
         known = find_stored(self._ledger, {image.sha256 for image in fetched})
         for number, image in enumerate(fetched):
