@@ -111,7 +111,8 @@ class IcebergCatalog(ABC):
     """A catalog of the tables of one lake. Its methods raise `PublishError`."""
 
     io: StoreFileIO
-    id: CatalogId
+    id: str
+    """Its kind, its namespace and a digest of its address."""
     root: str
     """Location of new tables, "" if the catalog chooses it."""
 
@@ -144,7 +145,7 @@ class StoreTables(IcebergCatalog):
     """No catalog: one object, which is compared and swapped, names the metadata file of each table."""
 
     def __init__(self, store: ObjectStore, io: StoreFileIO) -> None:
-        self.io, self.id, self.root = io, CatalogId(), store.base_url
+        self.io, self.id, self.root = io, "none", store.base_url
         self._store = store
         self._locations: dict[str, str] = {}
         self._version: str | None = None
@@ -167,7 +168,7 @@ class CatalogTables(IcebergCatalog):
     def __init__(self, catalog: Catalog, io: StoreFileIO, namespace: str, root: str = "") -> None:
         self.io, self.root = io, root
         kind = type(catalog).__name__.removesuffix("Catalog").lower()
-        self.id = CatalogId.from_uri(kind, namespace, catalog.properties.get("uri", ""))
+        self.id = identify_catalog(kind, namespace, catalog.properties.get("uri", ""))
         self._catalog, self._namespace = catalog, namespace
         self._tables: dict[str, Table] = {}
         with translate_catalog_errors():
@@ -331,18 +332,13 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, _REFUSALS) or status in _REFUSAL_STATUSES
 
 
-class CatalogId(Struct, frozen=True):
-    """A catalog: its kind, its namespace, and the digest of its URI without user and password."""
+def identify_catalog(kind: str, namespace: str, uri: str) -> str:
+    """Return the kind and namespace of a catalog, and the digest of its URI without user and password.
 
-    catalog: str = "none"
-    namespace: str = ""
-    uri_digest: str = ""
-
-    @classmethod
-    def from_uri(cls, catalog: str, namespace: str, uri: str) -> CatalogId:
-        """Return the id of a catalog at a URI. A relative path of SQLite is below the current folder."""
-        uri = _SQLITE_PATH.sub(_to_absolute, _USER.sub("//", uri))
-        return cls(catalog, namespace, sha256(uri.encode()).hexdigest()[:12])
+    A relative path of SQLite is below the current folder.
+    """
+    uri = _SQLITE_PATH.sub(_to_absolute, _USER.sub("//", uri))
+    return f"{kind}, namespace {namespace}, {sha256(uri.encode()).hexdigest()[:12]}"
 
 
 def _to_absolute(uri: re.Match[str]) -> str:
@@ -353,7 +349,7 @@ class LocationOwner(Struct, frozen=True):
     """Content of `iceberg-owner.json`."""
 
     lake_id: str
-    catalog: CatalogId
+    catalog: str
     format: int = FORMAT
 
 
@@ -369,8 +365,7 @@ def claim_locations(io: StoreFileIO, roots: Iterable[str], owner: LocationOwner)
             existing, _ = read_record(store, OWNER, LocationOwner)
         if existing is not None and existing != owner:
             refuse_other_lake(store, existing.lake_id, owner.lake_id, "Iceberg tables")
-            named = f"{existing.catalog.catalog}, namespace {existing.catalog.namespace or '-'}"
             raise SettingsError(
-                f"{root} has the Iceberg tables of another catalog ({named}).",
+                f"{root} has the Iceberg tables of another catalog ({existing.catalog}).",
                 hint=f"Use another iceberg_location; if only the catalog's address has changed, delete {OWNER} there.",
             )

@@ -362,30 +362,22 @@ class _SnapshotWriter:
         return removed
 
     def _add(self, file: DataFile) -> ManifestEntry:
-        return self._entry(ManifestEntryStatus.ADDED, self.snapshot_id, file)
+        return ManifestEntry.from_args(
+            status=ManifestEntryStatus.ADDED,
+            snapshot_id=self.snapshot_id,
+            sequence_number=None,
+            file_sequence_number=None,
+            data_file=file,
+        )
 
     def _carry(self, entry: ManifestEntry, removed: set[str]) -> ManifestEntry:
-        sequences = {"sequence": entry.sequence_number, "file_sequence": entry.file_sequence_number}
-        if entry.data_file.file_path in removed:
-            file = describe_removed_file(entry.data_file)
-            return self._entry(ManifestEntryStatus.DELETED, self.snapshot_id, file, **sequences)
-        return self._entry(ManifestEntryStatus.EXISTING, entry.snapshot_id, entry.data_file, **sequences)
-
-    @staticmethod
-    def _entry(
-        status: ManifestEntryStatus,
-        snapshot_id: int | None,
-        file: DataFile,
-        *,
-        sequence: int | None = None,
-        file_sequence: int | None = None,
-    ) -> ManifestEntry:
+        is_removed = entry.data_file.file_path in removed
         return ManifestEntry.from_args(
-            status=status,
-            snapshot_id=snapshot_id,
-            sequence_number=sequence,
-            file_sequence_number=file_sequence,
-            data_file=file,
+            status=ManifestEntryStatus.DELETED if is_removed else ManifestEntryStatus.EXISTING,
+            snapshot_id=self.snapshot_id if is_removed else entry.snapshot_id,
+            sequence_number=entry.sequence_number,
+            file_sequence_number=entry.file_sequence_number,
+            data_file=describe_removed_file(entry.data_file) if is_removed else entry.data_file,
         )
 
     def _write_manifest(self, content: ManifestContent, entries: Iterable[ManifestEntry]) -> None:

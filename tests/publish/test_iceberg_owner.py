@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.layout import LakeLayout
-from pipeline.publish.iceberg_catalogs import CatalogId, connect_catalog
+from pipeline.publish.iceberg_catalogs import connect_catalog, identify_catalog
 from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.sweep import SweepRule
 from pipeline.publish.target_layout import OWNER
@@ -81,7 +81,7 @@ def test_two_catalogs_of_a_lake_never_share_a_location(changes: Changes, tmp_pat
         connect_catalog(url, "one", {"uri": f"sqlite:///{tmp_path}/moved.sqlite"}),
         connect_catalog(url),
     ):
-        with pytest.raises(SettingsError, match=r"of another catalog \(sql, namespace one\)") as refused:
+        with pytest.raises(SettingsError, match=r"of another catalog \(sql, namespace one, ") as refused:
             publish(lake, other, first)
         assert f"delete {OWNER}" in refused.value.hint
     assert stored_files(target) == before
@@ -125,8 +125,8 @@ def test_a_relative_address_is_the_catalog_in_this_folder(tmp_path: Path, monkey
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        ids.append(CatalogId.from_uri("sql", "n", "sqlite:///sub/../catalog.sqlite?timeout=5"))
-        assert ids[-1] == CatalogId.from_uri("sql", "n", f"sqlite:///{tmp_path}/{name}/catalog.sqlite?timeout=5")
-        others.append([CatalogId.from_uri("sql", "n", uri) for uri in uris])
+        ids.append(identify_catalog("sql", "n", "sqlite:///sub/../catalog.sqlite?timeout=5"))
+        assert ids[-1] == identify_catalog("sql", "n", f"sqlite:///{tmp_path}/{name}/catalog.sqlite?timeout=5")
+        others.append([identify_catalog("sql", "n", uri) for uri in uris])
     assert ids[0] != ids[1]
     assert others[0] == others[1]
