@@ -156,10 +156,6 @@ class Settings(BaseModel):
         default=False,
         description="Publish to `publish_to` after every sync. A failed publish fails no sync; the next one retries.",
     )
-    publish_documents: bool = Field(
-        default=False,
-        description="Also publish the documents as received.",
-    )
     publish_images: bool = Field(default=False, description="Also publish the images that the lake has.")
     iceberg_location: str | None = Field(
         default=None,

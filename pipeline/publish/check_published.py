@@ -12,7 +12,6 @@ from pipeline.findings import error, from_error, ok, warning
 from pipeline.formatting import pluralize
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.layout import lock_lake_for_reading
-from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.physical_tables import read_parts
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.publish.image_objects import compare_images
@@ -93,7 +92,7 @@ class _Check:
             yield from self._check_images(self._record.images.whole_at, read_data=read_data)
 
     def _check_catalog(self, listed: Mapping[str, StoredObject], *, read_data: bool) -> Iterator[_Damage]:
-        """Compare the catalog with the record, and the documents with the parts that it names."""
+        """Compare the catalog with the record, and the objects of a backup with the parts that it names."""
         self._objects = 1
         if CATALOG not in listed:
             yield CATALOG, "missing"
@@ -104,9 +103,7 @@ class _Check:
             yield CATALOG, "not what was published (sha256 differs)"
             return
         with read_database(file) as db:
-            is_backup = self._record.ledger is not None
-            documents = [part for part in read_parts(db) if is_backup or part.table_name == RAW_TABLE]
-            parts = documents if self._record.documents else []
+            parts = list(read_parts(db)) if self._record.ledger is not None else []
         self._objects += len(parts)
         for part in parts:
             path = to_target_path(part.name, part.sha256)

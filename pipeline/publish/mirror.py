@@ -21,7 +21,6 @@ from pipeline.lake.image_names import IMAGES, is_image_path
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.parts import RAW_TABLE
 from pipeline.publish.image_objects import (
     ImagesOnStore,
     has_images_on,
@@ -57,7 +56,7 @@ from pipeline.publish.uploads import PendingUpload, check_same_object, create_ob
 from pipeline.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.models import PublishRecord, SnapshotRecord
@@ -66,12 +65,11 @@ if TYPE_CHECKING:
 
 
 class MirrorOptions(Struct, frozen=True):
-    """`documents` and `images`: publish these, too. What the lake no longer has stays for `grace_seconds`.
+    """`images`: publish these, too. What the lake no longer has stays for `grace_seconds`.
 
     `backup`: publish all that a restore needs.
     """
 
-    documents: bool = False
     images: bool = False
     backup: bool = False
     grace_seconds: float = 0.0
@@ -79,8 +77,7 @@ class MirrorOptions(Struct, frozen=True):
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
         """Return the options that the settings give."""
-        grace_seconds = settings.retention_hours * 3600
-        return cls(settings.publish_documents, settings.publish_images, grace_seconds=grace_seconds)
+        return cls(settings.publish_images, grace_seconds=settings.retention_hours * 3600)
 
 
 class MirrorResult(Struct, frozen=True):
@@ -190,25 +187,18 @@ class _Mirror:
         if not self._options.backup:
             note_target(self._lake.ledger, self._store.url(LATEST))
         is_backup = self._options.backup or (former is not None and former.ledger is not None)
-        parts = self._list_parts(is_backup=is_backup)
-        uploads = self._select_missing(parts, listed)
-        upload_all(self._store, uploads)
+        uploads = self._upload_missing(listed) if is_backup else []
         images = ImagesOnStore()
         if has_images or self._options.images:
             images = upload_images(self._lake, self._store, upload=self._options.images)
         ledger = upload_ledger(self._lake, self._store) if is_backup else None
-        unneeded = self._list_unneeded(listed, ledger, images, is_backup=is_backup)
+        unneeded = self._list_unneeded(listed, ledger, images)
         current = former if former is not None and catalog is not None and self._is_current(former) else None
-        if current is not None and not (uploads or images.uploaded or unneeded or ledger):
+        if current is not None and current.ledger == ledger and not (uploads or images.uploaded or unneeded):
             return self._to_result(current, changed=False), images
         written = self._swap_catalog(catalog) if current is None else current.catalog
         record = LatestRecord(
-            self._lake_id,
-            written,
-            documents=self._options.documents or is_backup,
-            images=self._describe_images(former, images),
-            ledger=ledger,
-            scanlake=__version__,
+            self._lake_id, written, self._describe_images(former, images), ledger, scanlake=__version__
         )
         self._store.swap(LATEST, encode_record(record), version)
         result = replace(
@@ -257,40 +247,27 @@ class _Mirror:
 
     # Parts and images
 
-    def _list_parts(self, *, is_backup: bool) -> list[PendingUpload]:
-        """Return the parts that the target must have."""
-        layout = self._lake.layout
-        return [
-            PendingUpload(to_target_path(part.name, part.sha256), layout.part_path(part.name), part.bytes, part.sha256)
-            for part in self._lake.ledger.parts()
-            if is_backup or (self._options.documents and part.table_name == RAW_TABLE)
-        ]
+    def _upload_missing(self, listed: Mapping[str, StoredObject]) -> list[PendingUpload]:
+        """Upload the parts that the target lacks, and return them.
 
-    def _select_missing(
-        self, required: Iterable[PendingUpload], listed: Mapping[str, StoredObject]
-    ) -> list[PendingUpload]:
-        """Return the parts that the target lacks. Raises `ForeignObjectError` if one has another size there."""
+        Raises `ForeignObjectError` if one has another size there, or other contents.
+        """
         missing = []
-        for item in required:
-            if item.path in listed:
-                check_same_object(self._store, item, listed[item.path])
+        for part in self._lake.ledger.parts():
+            path, file = to_target_path(part.name, part.sha256), self._lake.layout.part_path(part.name)
+            upload = PendingUpload(path, file, part.bytes, part.sha256)
+            if path in listed:
+                check_same_object(self._store, upload, listed[path])
             else:
-                missing.append(item)
+                missing.append(upload)
+        upload_all(self._store, missing)
         return missing
 
     def _list_unneeded(
-        self,
-        listed: Mapping[str, StoredObject],
-        ledger: PublishedLedger | None,
-        images: ImagesOnStore,
-        *,
-        is_backup: bool,
+        self, listed: Mapping[str, StoredObject], ledger: PublishedLedger | None, images: ImagesOnStore
     ) -> list[StoredObject]:
         """Return the objects of the mirror that nothing needs any more. Iceberg tables have a sweep of their own."""
-        documents = self._options.documents or is_backup
-        rule = SweepRule.from_lake(
-            self._lake, at=self._at, grace_seconds=self._options.grace_seconds, documents=documents
-        )
+        rule = SweepRule.from_lake(self._lake, at=self._at, grace_seconds=self._options.grace_seconds)
         of_iceberg = {path for path in listed if OWNER in listed and path.startswith(f"{TABLES_PREFIX}/")}
         own = {path for path in listed if is_part_object(path) or is_probe_path(path) or is_ledger_path(path)}
         old = own - of_iceberg - ({ledger.path} if ledger else set())

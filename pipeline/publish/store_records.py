@@ -130,14 +130,10 @@ class PublishedLedger(Struct, frozen=True):
 
 
 class LatestRecord(Struct, frozen=True):
-    """Content of `latest.json`. `documents`: the target has the documents of the snapshot, too.
-
-    With a `ledger` the target is a backup: it has all parts that the ledger names.
-    """
+    """Content of `latest.json`. With a `ledger` the target is a backup: it has all parts that the ledger names."""
 
     lake_id: str
     catalog: PublishedCatalog
-    documents: bool = False
     images: PublishedImages | None = None
     ledger: PublishedLedger | None = None
     format: int = FORMAT

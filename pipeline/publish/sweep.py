@@ -21,7 +21,6 @@ from pipeline.logs import get_logger
 from pipeline.publish.store_records import require_lake
 from pipeline.publish.target_layout import (
     CATALOG,
-    DOCUMENTS_PREFIX,
     PROBE_PREFIX,
     RECORDS,
     remove_hash,
@@ -110,13 +109,12 @@ class SweepRule(Struct, frozen=True):
     lake_parts: frozenset[str]
 
     @classmethod
-    def from_lake(cls, lake: Lake, *, at: int, grace_seconds: float, documents: bool = True) -> Self:
-        """Return the rule at `at` (microseconds). Without `documents`, the lake needs none on a target."""
+    def from_lake(cls, lake: Lake, *, at: int, grace_seconds: float) -> Self:
+        """Return the rule at `at` (microseconds)."""
         purged_at = lake.ledger.last_purge_at()
         purge_end = 0 if purged_at is None else purged_at / SECOND + _CLOCK_SKEW_SECONDS
-        parts = {to_unhashed_path(name) for name in lake.ledger.part_names()}
-        needed = frozenset(path for path in parts if documents or not path.startswith(DOCUMENTS_PREFIX))
-        return cls(max(at / SECOND - grace_seconds, purge_end), needed)
+        parts = frozenset(map(to_unhashed_path, lake.ledger.part_names()))
+        return cls(max(at / SECOND - grace_seconds, purge_end), parts)
 
     def permits(self, stored: StoredObject, target_path: str) -> bool:
         """Return whether a file may go if nothing names it. `target_path` is its path on a target."""

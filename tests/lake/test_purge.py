@@ -134,7 +134,7 @@ def test_parts_of_one_rebuild_keep_names_of_their_own(tmp_path: Path, monkeypatc
 def is_erased(held: Lake, target: Path, file_id: int) -> bool:
     """Publish to a new target, and return whether it is said to have nothing of the file."""
     store = LocalStore(target)
-    mirror_lake(held, store, MirrorOptions(documents=True), at=AT)
+    mirror_lake(held, store, MirrorOptions(backup=True), at=AT)
     copies = {"": lambda: list_mirror(held.layout, store)}
     return read_copies(copies, [file_id], id_columns(held.ledger.properties))[0].is_erased
 

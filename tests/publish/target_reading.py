@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from pipeline.publish.store_contract import ObjectStore
 
-DOCUMENTS: Final = MirrorOptions(documents=True)
-"""Publish the documents, too: many objects."""
+BACKUP: Final = MirrorOptions(backup=True)
+"""Publish the parts, too: many objects."""
 _NAMES: Final = (
     "SELECT schema_name || '.' || name FROM (SELECT schema_name, table_name AS name, database_name FROM duckdb_tables()"
     " UNION ALL SELECT schema_name, view_name, database_name FROM duckdb_views() WHERE NOT internal)"
@@ -26,7 +26,7 @@ _NAMES: Final = (
 )
 
 
-def published(lake: Path, store: ObjectStore, options: MirrorOptions = DOCUMENTS) -> MirrorResult:
+def published(lake: Path, store: ObjectStore, options: MirrorOptions = BACKUP) -> MirrorResult:
     """Publish as the command does."""
     with Lake(lake, doing="publish") as held:
         return mirror_lake(held, store, options, at=now_us())
