@@ -1,4 +1,7 @@
-"""Download of images: workers fetch the work list side by side, one writer commits what they found."""
+"""Download of images: workers fetch the work list side by side, one writer commits what they found.
+
+A run stores what a killed run left, selects the work, and downloads it.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +19,36 @@ from pipeline.client.factory import create_client, create_image_client
 from pipeline.client.image_downloads import DownloadedImage, ImageAnswer, InvalidLink, RefusedImage
 from pipeline.client.protocol import NotFound
 from pipeline.crawl.details import detail_for_key
-from pipeline.errors import ServiceUnavailableError
+from pipeline.errors import ServiceUnavailableError, TimeLimitReachedError
 from pipeline.formatting import pluralize
-from pipeline.images.image_writer import MAX_WORKERS
-from pipeline.images.work_list import LINK_KEYS
+from pipeline.images.image_writer import MAX_WORKERS, ImageWriter
+from pipeline.images.storing import can_decode
+from pipeline.images.work_list import LINK_KEYS, WorkCounts, WorkList
 from pipeline.lake.image_files import remove_files
-from pipeline.lake.image_records import ImageKey, ImageRecord, ImageState
+from pipeline.lake.image_records import ImageKey, ImageRecord, ImageState, read_totals
 from pipeline.lake.image_store import CompleteDownload
+from pipeline.lake.reader import open_catalog, open_ledger_readonly
+from pipeline.lake.user_query import limit_address_space
 from pipeline.logs import get_logger
+from pipeline.process import run_async
 from pipeline.progress import ImageProgress, RateEstimator
 from schemas.json_decode import InvalidJsonError, decode_json
 from schemas.timestamps import now_us
 from schemas.value_types import ID
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Coroutine, Mapping
+
+    import duckdb
 
     from pipeline.client.client import Client
     from pipeline.client.image_client import ImageClient
     from pipeline.crawl.models import Identity
-    from pipeline.images.image_writer import ImageSummary, ImageWriter
-    from pipeline.images.work_list import WorkItem, WorkList
+    from pipeline.images.image_writer import ImageSummary
+    from pipeline.images.work_list import ImageSelection, WorkItem
     from pipeline.lake.image_store import IncomingFile
+    from pipeline.lake.lake import Lake
+    from pipeline.lake.layout import LakeLayout
     from pipeline.progress import Progress
     from pipeline.settings import Settings
 
@@ -47,6 +58,7 @@ _POLL_SECONDS: Final = 0.02
 _PROGRESS_SECONDS: Final = 0.25
 _MAX_CONSECUTIVE_FAILURES: Final = 16  # without an answer in between: the host is down
 _ABSENCES: Final = frozenset({429, 502, 503, 504})  # the host, or what is in front of it, cannot answer now
+_MAX_KEPT_FILES: Final = 1_000  # whose links were read again; uploads of one file come one after the other
 _log = get_logger()
 
 
@@ -259,7 +271,7 @@ class ImageDownloader:
         )
 
 
-_MAX_KEPT_FILES: Final = 1_000  # whose links were read again; uploads of one file come one after the other
+# Links
 
 
 class NoLink(Struct, frozen=True):
@@ -311,3 +323,56 @@ class LinkRenewer:
             return NoLink("its link has expired, and the answer for its file has no uploads", is_not_found=False)
         by_id = {ID.convert_or_none(upload.get("id")): upload for upload in uploads if isinstance(upload, dict)}
         return {number: upload for number, upload in by_id.items() if number is not None}
+
+
+# A run
+
+
+def plan_images(layout: LakeLayout, settings: Settings, selection: ImageSelection) -> WorkCounts:
+    """Return what a run would fetch. Nothing is written, and nothing is requested."""
+    with open_ledger_readonly(layout) as ledger, open_catalog(settings) as catalog:
+        return _create_work_list(catalog, settings, selection).select(ledger)
+
+
+def fetch_images(
+    lake: Lake, settings: Settings, token: str, selection: ImageSelection, progress: Progress, *, summary: ImageSummary
+) -> None:
+    """Fetch the selected pictures that the lake does not have, and fill in `summary`, also after an error.
+
+    Raises the errors of `ImageDownloader.run`, `RunInterrupted`, and `SettingsError` for wrong SQL. A run that
+    `max_duration_seconds` ends is no error.
+    """
+    ledger = lake.ledger
+    summary.is_decoded = can_decode()
+    writer = ImageWriter(lake, settings, summary)
+    try:
+        with open_catalog(settings) as catalog:
+            work = _create_work_list(catalog, settings, selection)  # wrong SQL is refused before anything is written
+            writer.adopt()
+            counts = work.select(ledger)
+            summary.selected, summary.without_link = counts.selected, counts.without_link
+            summary.stored_before = max(0, counts.stored - summary.adopted)
+            summary.not_found_before, summary.refused_before = counts.not_found, counts.refused
+            summary.left = counts.to_fetch
+            if counts.to_fetch:
+                downloader = ImageDownloader(settings, token, writer, summary)
+                run = downloader.run(work, progress, identity=ledger.properties.identity, total=counts.to_fetch)
+                run_async(_run_within_limit(settings.max_duration_seconds, run))
+    except TimeLimitReachedError:
+        summary.state = "stopped"
+    finally:
+        writer.close()
+        summary.lake = read_totals(ledger)
+
+
+def _create_work_list(catalog: duckdb.DuckDBPyConnection, settings: Settings, selection: ImageSelection) -> WorkList:
+    with limit_address_space(settings.query_memory_bytes):
+        return WorkList(catalog, selection)
+
+
+async def _run_within_limit(max_seconds: float | None, work: Coroutine[Any, Any, None]) -> None:
+    try:
+        async with asyncio.timeout(max_seconds):
+            await work
+    except TimeoutError:
+        raise TimeLimitReachedError(f"The run stopped after {max_seconds:g} s (max_duration_seconds).") from None
