@@ -36,20 +36,13 @@ class StoreResult(Struct, frozen=True):
 
 def store_files(store: ImageFiles, files: Sequence[CompleteDownload]) -> StoreResult:
     """Store files. Raises `StorageError`. What is refused gets no final name; its file stays."""
-    contents = tuple(map(_read, files))
+    contents = tuple(read_content(file.path, file.mime) for file in files)
     accepted = {
         file.name: (file.path, file.sha256)
         for file, content in zip(files, contents, strict=True)
         if isinstance(content, ImageContent)
     }
     return StoreResult(contents, frozenset(store.add(accepted)))
-
-
-def _read(file: CompleteDownload) -> ImageContent | str:
-    try:
-        return read_content(file.path, file.mime)
-    except UndecodableError as error:
-        return str(error)
 
 
 def main(root: str) -> None:
@@ -97,55 +90,47 @@ class ImageContent(Struct, frozen=True):
     longitude: float | None = None
 
 
-class UndecodableError(Exception):
-    """The picture cannot be decoded. The text is the reason."""
-
-
 def can_decode() -> bool:
     """Return whether Pillow is installed."""
     return Image is not None
 
 
-def read_content(path: Path, mime: str) -> ImageContent:
-    """Decode a picture and return its size, time and position. Raises `UndecodableError`.
+def read_content(path: Path, mime: str) -> ImageContent | str:
+    """Decode a picture, and return its size, time and position, or why it cannot be decoded.
 
     Of a type that Pillow does not decode here nothing is known.
     """
-    formats = _FORMATS.get(mime)
-    if Image is None or formats is None:
+    if Image is None or mime not in _FORMATS:
         return ImageContent()
     Image.init()
-    formats = tuple(name for name in formats if name in Image.OPEN)
+    formats = tuple(name for name in _FORMATS[mime] if name in Image.OPEN)
     if not formats:
         return ImageContent()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            Image.MAX_IMAGE_PIXELS = None  # `_check_size` decides: Pillow's limit is for whole decoding
+            Image.MAX_IMAGE_PIXELS = None  # `_is_too_large` decides: Pillow's limit is for whole decoding
             # From memory: a decoder reads 30 times, and each read waits for the thread of the downloads.
             source = io.BytesIO(path.read_bytes()) if path.stat().st_size <= _MAX_BYTES_IN_MEMORY else path
             with Image.open(source, formats=formats) as image:
                 width, height = image.size
-                _check_size(image, width, height)
+                is_jpeg = image.format in {"JPEG", "MPO"}
+                if _is_too_large(width * height, is_jpeg=is_jpeg):
+                    return f"{width:,} x {height:,} pixels are too many to be decoded"
                 taken_at, latitude, longitude = _read_exif(image)
-                if image.format in {"JPEG", "MPO"}:
+                if is_jpeg:
                     image.draft("L", (1, 1))  # reads every byte, and computes an eighth of the lines and columns
                 image.load()
-    except UndecodableError:
-        raise
     except MemoryError:
-        raise UndecodableError("too large to be decoded") from None
+        return "too large to be decoded"
     except Exception as error:  # noqa: BLE001 - decoders raise almost anything for damaged bytes
-        raise UndecodableError(f"it cannot be decoded: {_describe(error)}") from None
+        return f"it cannot be decoded: {_describe(error)}"
     return ImageContent(width, height, taken_at, latitude, longitude)
 
 
-def _check_size(image: Any, width: int, height: int) -> None:
-    """Raise `UndecodableError` for a picture whose decoding would take too much memory or time."""
-    pixels = width * height
-    scale = _JPEG_SCALE**2 if image.format in {"JPEG", "MPO"} else 1
-    if pixels > _MAX_PIXELS or pixels * 4 // scale > _MAX_DECODED_BYTES:
-        raise UndecodableError(f"{width:,} x {height:,} pixels are too many to be decoded")
+def _is_too_large(pixels: int, *, is_jpeg: bool) -> bool:
+    """Return whether decoding a picture would take too much memory or time."""
+    return pixels > _MAX_PIXELS or pixels * 4 // (_JPEG_SCALE**2 if is_jpeg else 1) > _MAX_DECODED_BYTES
 
 
 def _describe(error: Exception) -> str:
