@@ -46,9 +46,7 @@ from pipeline.publish.target_layout import (
     LATEST,
     OWNER,
     TABLES_PREFIX,
-    is_ledger_path,
-    is_part_object,
-    is_probe_path,
+    is_own_path,
     to_ledger_path,
     to_target_path,
 )
@@ -269,8 +267,8 @@ class _Mirror:
         """Return the objects of the mirror that nothing needs any more. Iceberg tables have a sweep of their own."""
         rule = SweepRule.from_lake(self._lake, at=self._at, grace_seconds=self._options.grace_seconds)
         of_iceberg = {path for path in listed if OWNER in listed and path.startswith(f"{TABLES_PREFIX}/")}
-        own = {path for path in listed if is_part_object(path) or is_probe_path(path) or is_ledger_path(path)}
-        old = own - of_iceberg - ({ledger.path} if ledger else set())
+        needed = set() if ledger is None else {to_ledger_path(ledger.sha256)}
+        old = set(filter(is_own_path, listed)) - of_iceberg - needed
         unneeded = [item for path, item in listed.items() if path in old] + images.unnamed
         return [item for item in unneeded if rule.permits(item, item.path)]
 
@@ -312,4 +310,4 @@ def upload_ledger(lake: Lake, store: ObjectStore) -> PublishedLedger:
         create_object(store, PendingUpload(to_ledger_path(sha256), copy, size, sha256))
     finally:
         copy.unlink(missing_ok=True)
-    return PublishedLedger(to_ledger_path(sha256), size, sha256)
+    return PublishedLedger(size, sha256)

@@ -30,7 +30,7 @@ from pipeline.lake.ledger_format import find_foreign_content
 from pipeline.lake.sqlite_errors import translate_sqlite_errors
 from pipeline.publish.image_objects import download_images
 from pipeline.publish.store_records import read_latest
-from pipeline.publish.target_layout import LATEST, is_ledger_path, to_target_path
+from pipeline.publish.target_layout import LATEST, is_own_path, to_ledger_path, to_target_path
 from pipeline.publish.uploads import run_side_by_side
 from schemas.tables import TABLES
 from schemas.timestamps import now_us
@@ -93,8 +93,8 @@ def _download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
     record, _ = read_latest(store, lake_id=None)
     if record is None or record.ledger is None:
         raise SettingsError(f"{store.base_url} has no backup.", hint="Correct the URL.")
-    path = record.ledger.path
-    if not is_ledger_path(path):
+    path = to_ledger_path(record.ledger.sha256)
+    if not is_own_path(path):
         raise LakeCorruptedError(f"{store.url(LATEST)} names a file that is no ledger.")
     copy = layout.root / temp_name(layout.ledger.name)
     _download(store, path, copy, record.ledger.sha256, record.ledger.bytes)

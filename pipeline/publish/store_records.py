@@ -124,7 +124,6 @@ class PublishedImages(Struct, frozen=True):
 class PublishedLedger(Struct, frozen=True):
     """The copy of the ledger on a target that is a backup."""
 
-    path: str
     bytes: int
     sha256: str
 

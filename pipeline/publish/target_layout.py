@@ -26,12 +26,13 @@ OBJECTS: Final = (CATALOG, OWNER, LATEST)
 _HASH_LENGTH: Final = 12
 _STEM: Final = rf"(?P<stem>\d{{12}}-[0-9a-f]{{6}}(-\d{{4}})?)-[0-9a-f]{{{_HASH_LENGTH}}}"
 _PART_NAME: Final = re.compile(rf"{_STEM}\.parquet")
-_PART: Final = re.compile(rf"({DOCUMENTS_PREFIX}|{TABLES_PREFIX}/\w+/data)/{_STEM}\.parquet")
-_LEDGER: Final = re.compile(rf"{LEDGERS_PREFIX}/[0-9a-f]{{64}}\.sqlite")
+_OWN: Final = re.compile(
+    rf"({DOCUMENTS_PREFIX}|{TABLES_PREFIX}/\w+/data)/{_STEM}\.parquet"
+    rf"|{LEDGERS_PREFIX}/[0-9a-f]{{64}}\.sqlite|{PROBE_PREFIX}/[0-9a-f]{{32}}"
+)
 _TABLE_FILE: Final = re.compile(
     rf"data/{_STEM}(-deletes-[0-9a-f-]+)?\.parquet|metadata/(\d+-[^/]+\.metadata\.json|([0-9a-f-]{{36}}-m\d+|snap-\d+)\.avro)"
 )
-_PROBE: Final = re.compile(rf"{PROBE_PREFIX}/[0-9a-f]{{32}}")
 
 
 def to_target_path(part_name: str, sha256: str) -> str:
@@ -66,21 +67,11 @@ def is_table_file(path: str) -> bool:
     return _TABLE_FILE.fullmatch(path) is not None
 
 
-def is_probe_path(path: str) -> bool:
-    """Return whether an object has the name of one with which a probe tests a store."""
-    return _PROBE.fullmatch(path) is not None
-
-
-def is_part_object(path: str) -> bool:
-    """Return whether an object has the name of a part, of documents or of a table."""
-    return _PART.fullmatch(path) is not None
+def is_own_path(path: str) -> bool:
+    """Return whether an object has the name of a part, of a copy of the ledger, or of one that tests a store."""
+    return _OWN.fullmatch(path) is not None
 
 
 def to_ledger_path(sha256: str) -> str:
     """Return the path of a copy of the ledger."""
     return f"{LEDGERS_PREFIX}/{sha256}.sqlite"
-
-
-def is_ledger_path(path: str) -> bool:
-    """Return whether an object has the name of a copy of the ledger."""
-    return _LEDGER.fullmatch(path) is not None

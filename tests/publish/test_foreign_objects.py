@@ -102,9 +102,8 @@ def test_a_backup_deletes_only_what_it_wrote(lake: Path, tmp_path: Path) -> None
 
 
 _TAMPERINGS: dict[str, Any] = {
-    "a ledger elsewhere": {"path": "../victim/file"},
-    "a ledger below elsewhere": {"path": "ledgers/../../victim/file"},
-    "a ledger with NUL": {"path": "ledgers/\0.sqlite"},
+    "a ledger elsewhere": {"sha256": "../../victim/file"},
+    "a ledger that is not there": {"sha256": "0" * 63},
     "a hash with NUL": {"sha256": "\0"},
     "no JSON": b"\0\0\0",
     "no text": b'{"lake_id": "\xff"}',
@@ -130,14 +129,15 @@ _TAMPERINGS: dict[str, Any] = {
 
 
 def tamper(backup: Path, change: Any) -> None:
-    """Change the record of a backup, or its ledger, whose hash and size the record then has, without images."""
+    """Change the record of a backup, or its ledger, whose hash, name and size are then right, without images."""
     record = json.loads((backup / LATEST).read_text())
     if isinstance(change, str):
-        ledger = backup / record["ledger"]["path"]
+        ledger = backup / "ledgers" / f"{record['ledger']['sha256']}.sqlite"
         ledger.chmod(0o600)
         with closing(sqlite3.connect(ledger)) as db, db:
             db.executescript(change)
-        record["ledger"] |= {"sha256": sha256_file(ledger), "bytes": ledger.stat().st_size}
+        record["ledger"] = {"sha256": sha256_file(ledger), "bytes": ledger.stat().st_size}
+        ledger.rename(ledger.with_stem(record["ledger"]["sha256"]))
         record["images"] = None  # with images a restore reads their names once more
     elif isinstance(change, dict):
         record["ledger"] |= change
