@@ -28,8 +28,8 @@ from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import has_catalog
 from pipeline.maintenance.lake_checks import check_folder, check_lake, check_permissions
 from pipeline.process import run_async
-from pipeline.publish.check_published import check_published, check_target
 from pipeline.publish.stores import open_store
+from pipeline.publish.target_checks import check_published, check_target
 from pipeline.publish_after_run import read_publish_record
 from pipeline.reports.folder_check import check_report_folder
 from pipeline.reports.pdf_reader import PdfReader

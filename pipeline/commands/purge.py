@@ -18,8 +18,15 @@ from pipeline.lake.reader import open_ledger_readonly
 from pipeline.logs import to_one_line
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish.iceberg import find_tables_location, list_iceberg_objects
-from pipeline.publish.remains import CopyLister, ErasedCopy, find_earlier_targets, list_mirror, name_tables, read_copies
 from pipeline.publish.stores import open_store
+from pipeline.publish.target_checks import (
+    CopyLister,
+    ErasedCopy,
+    find_earlier_targets,
+    list_mirror,
+    name_tables,
+    read_copies,
+)
 from pipeline.publish_after_run import publish_in_subprocess
 from pipeline.publish_outcome import PublishOutcome
 from pipeline.settings import Settings

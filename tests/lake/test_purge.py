@@ -25,8 +25,8 @@ from pipeline.lake.rollback import plan_rollback, roll_back
 from pipeline.maintenance.rebuild import rebuild
 from pipeline.maintenance.repair import repair_files
 from pipeline.publish.mirror import MirrorOptions, mirror_lake
-from pipeline.publish.remains import list_mirror, read_copies
 from pipeline.publish.stores import LocalStore
+from pipeline.publish.target_checks import list_mirror, read_copies
 from pipeline.reports.models import JobOptions
 from tests.lake import lake_builder
 from tests.lake.corruption import checked

@@ -23,9 +23,9 @@ from pipeline.emulator import Emulator, ImageOptions
 from pipeline.lake.duckdb import TableWriter
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
-from pipeline.publish.check_published import check_published
 from pipeline.publish.iceberg_catalogs import connect_catalog
 from pipeline.publish.stores import open_store
+from pipeline.publish.target_checks import check_published
 from pipeline.settings import Settings
 from tests.findings import lines_of
 from tests.images.image_harness import Scene

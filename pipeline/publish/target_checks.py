@@ -1,0 +1,247 @@
+"""Checks of published copies, whose objects are listed and read again: that they are whole, or have no purged file."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+from uuid import uuid4
+
+import duckdb
+from msgspec import Struct
+
+from pipeline.atomic_files import sha256_file
+from pipeline.errors import LakeCorruptedError, MissingBucketError, PublishError, ScanlakeError, SettingsError
+from pipeline.findings import error, from_error, ok, warning
+from pipeline.formatting import pluralize
+from pipeline.lake.duckdb_files import read_database
+from pipeline.lake.layout import lock_lake_for_reading
+from pipeline.lake.physical_tables import read_parts
+from pipeline.lake.purge import read_ids_in_catalog, read_ids_in_ledger, read_ids_in_part
+from pipeline.lake.reader import open_ledger_readonly
+from pipeline.publish.image_objects import compare_images
+from pipeline.publish.store_records import read_latest, read_owner
+from pipeline.publish.stores import open_store
+from pipeline.publish.target_layout import CATALOG, LATEST, to_target_path
+from pipeline.publish.uploads import list_target, run_side_by_side
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from pipeline.findings import Finding
+    from pipeline.lake.layout import LakeLayout
+    from pipeline.publish.image_objects import ImageChunk
+    from pipeline.publish.store_contract import ObjectStore
+    from pipeline.publish.store_records import LatestRecord, PublishedImages
+
+Objects: TypeAlias = "list[tuple[ObjectStore, str]]"
+CopyLister: TypeAlias = "Callable[[], tuple[Objects, list[str]]]"
+"""Returns the objects of a copy, and the URLs of more that can have a file, whatever a reader finds in them."""
+_READS_SIDE_BY_SIDE: Final = 4  # each with a file of up to one object
+_HEAD_BYTES: Final = 12
+
+
+class ErasedCopy(Struct, frozen=True):
+    """A published copy after a purge: its number of objects, and those that have, or can have, a purged file.
+
+    `problem` is why the copy could not be read to its end, null if it could.
+    """
+
+    name: str
+    objects: int
+    remains: tuple[str, ...]
+    problem: str | None = None
+
+    @property
+    def is_erased(self) -> bool:
+        """Whether the copy was read, and has nothing of the files."""
+        return self.problem is None and not self.remains
+
+
+def read_copies(
+    copies: Mapping[str, CopyLister], file_ids: Collection[int], columns: Sequence[str]
+) -> tuple[ErasedCopy, ...]:
+    """Read every object of published copies again, one that is of two copies once. `copies` are by their names.
+
+    `columns` are those of `id_columns`.
+    """
+    has_files = partial(_has_files, frozenset(file_ids), columns)
+    has_file, erased = dict[str, bool](), list[ErasedCopy]()
+    for name, list_copy in copies.items():
+        try:
+            objects, unknown = list_copy()
+            unread = [(store, path) for store, path in objects if store.url(path) not in has_file]
+            with tempfile.TemporaryDirectory(prefix="scanlake-") as folder:
+                results = run_side_by_side(partial(has_files, Path(folder)), unread, threads=_READS_SIDE_BY_SIDE)
+        except ScanlakeError as error:
+            erased.append(ErasedCopy(name, 0, (), error.message))
+            continue
+        has_file.update((store.url(path), result) for (store, path), result in zip(unread, results, strict=True))
+        remains = {url for store, path in objects if has_file[url := store.url(path)]}
+        erased.append(ErasedCopy(name, len(objects), tuple(sorted(remains.union(unknown)))))
+    return tuple(erased)
+
+
+def list_mirror(layout: LakeLayout, store: ObjectStore) -> tuple[Objects, list[str]]:
+    """Return the objects of a mirror, and the URLs of the images that no row of the lake names.
+
+    Raises `PublishError` if there is none: a folder that is not mounted is empty, too.
+    """
+    with open_ledger_readonly(layout) as ledger:
+        record, _ = read_latest(store, lake_id=ledger.properties.lake_id)
+        if record is None:
+            raise PublishError(f"{store.base_url} has no published lake.")
+        listed = list_target(store)
+        images = [store.url(item.path) for chunk in compare_images(layout, ledger, store) for item in chunk.unnamed]
+    return [(store, path) for path in listed], images
+
+
+def find_earlier_targets(layout: LakeLayout, names: Collection[str]) -> Iterator[ErasedCopy]:
+    """Yield each target, but those of `names`, that has the lake as it was before a purge, or cannot be read."""
+    with open_ledger_readonly(layout) as ledger:
+        properties = ledger.properties
+    for url, is_erased in properties.published_targets.items():
+        root, _, record = url.rpartition("/")
+        name = root if record == LATEST else name_tables(root)
+        is_other = not is_erased and name not in names
+        if is_other and (problem := _find_problem(root, record, properties.lake_id)):
+            yield ErasedCopy(name, 0, (), problem)
+
+
+def name_tables(location: str) -> str:
+    """Return the name of the Iceberg tables at a location; "" is one that their catalog chose."""
+    return f"Iceberg tables at {location}" if location else "Iceberg tables"
+
+
+def _find_problem(root: str, record: str, lake_id: str | None) -> str | None:
+    """Return why an earlier target is not erased, None if nothing of the lake is there."""
+    try:
+        owner = read_owner(store := open_store(root), record)
+        # Without a record, the catalog can be of a first publish that was killed.
+        has_lake = store.head(CATALOG) is not None if owner is None and record == LATEST else owner == lake_id
+    except MissingBucketError:
+        return None
+    except ScanlakeError as error:
+        return error.message
+    return "It is an earlier target: publish there again, or delete it." if has_lake else None
+
+
+def _has_files(file_ids: frozenset[int], columns: Sequence[str], folder: Path, stored: tuple[ObjectStore, str]) -> bool:
+    """Return whether an object has one of the files, or cannot be read."""
+    store, path = stored
+    file = folder / uuid4().hex
+    store.download(path, file)
+    try:
+        with file.open("rb") as content:
+            head = content.read(_HEAD_BYTES)
+        if head.startswith(b"PAR1"):
+            return bool(read_ids_in_part(file, file_ids, columns))
+        if head.startswith(b"SQLite"):
+            return bool(read_ids_in_ledger(file, file_ids))
+        return head.endswith(b"DUCK") and bool(read_ids_in_catalog(file, file_ids, columns))
+    except (LakeCorruptedError, duckdb.Error, sqlite3.Error, UnicodeDecodeError):
+        return True
+    finally:
+        file.unlink()
+
+
+# Comparison with what was published
+
+
+def check_target(layout: LakeLayout, url: str) -> Iterator[Finding]:
+    """Yield a finding for the record of a target: whether it can be read, and which snapshot it shows."""
+    try:
+        with open_ledger_readonly(layout) as ledger:
+            lake_id = ledger.properties.lake_id
+    except ScanlakeError:
+        lake_id = None  # another check names what is wrong with the lake
+    try:
+        record, _ = read_latest(open_store(url), lake_id=lake_id)
+    except ScanlakeError as failure:
+        yield from_error("target", url, failure)
+        return
+    yield ok("target", url, "nothing published yet" if record is None else f"has snapshot {record.catalog.snapshot}")
+
+
+def check_published(layout: LakeLayout, store: ObjectStore, *, read_data: bool) -> Iterator[Finding]:
+    """Compare catalog, documents and images of the published snapshot with what was published. Write nothing.
+
+    The catalog is compared by SHA-256, other objects by size, with `read_data` by SHA-256; each is then downloaded.
+    Raises `SettingsError` if nothing is published or another lake is, and `PublishError`.
+    """
+    with lock_lake_for_reading(layout), open_ledger_readonly(layout) as ledger:
+        record, _ = read_latest(store, lake_id=ledger.properties.lake_id)
+        if record is None:
+            raise SettingsError(
+                f"{store.base_url} has no published lake.", hint=f"Run `scanlake publish --to {store.base_url}`."
+            )
+        with tempfile.TemporaryDirectory(prefix="scanlake-") as folder:
+            objects, damage = _compare_objects(store, record, Path(folder), read_data=read_data)
+            compared = [pluralize(objects, "object")]
+            if record.images is not None:
+                chunks = compare_images(layout, ledger, store)
+                images, lost = _compare_images(store, chunks, record.images, Path(folder), read_data=read_data)
+                compared.append(pluralize(images, "image"))
+                damage |= lost
+        hint = f"Delete the damaged objects, then run `scanlake publish --to {store.base_url}`."
+        yield from (error("target", subject, problem, hint) for subject, problem in damage.items())
+        yield ok("target", store.base_url, f"snapshot {record.catalog.snapshot}: {', '.join(compared)} compared")
+        if (last := ledger.last_snapshot()) is not None and record.catalog.snapshot < last.snapshot:
+            problem = f"has snapshot {record.catalog.snapshot}, the lake has {last.snapshot}"
+            yield warning("target", store.base_url, problem, f"Run `scanlake publish --to {store.base_url}`.")
+
+
+def _compare_objects(
+    store: ObjectStore, record: LatestRecord, folder: Path, *, read_data: bool
+) -> tuple[int, dict[str, str]]:
+    """Compare the catalog with the record, and the objects of a backup with the parts that it names.
+
+    Return the number of objects, and the problem of each that is damaged.
+    """
+    listed, file = list_target(store), folder / CATALOG
+    if CATALOG not in listed:
+        return 1, {CATALOG: "missing"}
+    store.download(CATALOG, file)
+    if sha256_file(file) != record.catalog.sha256:
+        return 1, {CATALOG: "not what was published (sha256 differs)"}
+    parts, damage = [], {}
+    if record.ledger is not None:
+        with read_database(file) as db:
+            parts = list(read_parts(db))
+    for part in parts:
+        path = to_target_path(part.name, part.sha256)
+        if path not in listed:
+            damage[path] = "missing"
+        elif listed[path].bytes != part.bytes:
+            damage[path] = f"{listed[path].bytes:,} bytes instead of {part.bytes:,}"
+        elif read_data and _hash_object(store, path, folder) != part.sha256:
+            damage[path] = "sha256 differs"
+    return len(parts) + 1, damage
+
+
+def _compare_images(
+    store: ObjectStore, chunks: Iterable[ImageChunk], published: PublishedImages, folder: Path, *, read_data: bool
+) -> tuple[int, dict[str, str]]:
+    """Compare the images on the target with the rows of the lake. Newer images need not be there."""
+    images, damage = 0, dict[str, str]()
+    for chunk in chunks:
+        images += len(chunk.pictures) - len(chunk.missing)
+        damage |= {item.path: "missing" for item in chunk.missing if item.fetched_at <= published.whole_at}
+        damage |= dict(chunk.list_differences())
+        for path, picture in chunk.pictures.items() if read_data else ():
+            is_readable = path in chunk.objects and path not in damage
+            if is_readable and _hash_object(store, path, folder) != picture.sha256:
+                damage[path] = "sha256 differs"
+    return images, damage
+
+
+def _hash_object(store: ObjectStore, path: str, folder: Path) -> str:
+    """Return the SHA-256 of an object's content, of which the store can have another."""
+    file = folder / "object"
+    store.download(path, file)
+    try:
+        return sha256_file(file)
+    finally:
+        file.unlink()
