@@ -128,6 +128,7 @@ def test_a_backup_is_overtaken_or_damaged(history: History, tmp_path: Path, monk
             store.swap(LATEST, record + b" ", version)
         return create(path, *content, **named)
 
+    history.sync({1: 3})
     with monkeypatch.context() as patch:
         patch.setattr(store, "create", create_after_another)
         with pytest.raises(PublishConflictError):
