@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from msgspec import Struct
 
 from pipeline.errors import PublishError, SettingsError
-from pipeline.publish.store_records import note_published, note_target
 from pipeline.publish.sweep import SweepRule
-from pipeline.publish.target_layout import OWNER
+from pipeline.publish.target import OWNER, note_published, note_target
 from schemas.tables import BY_NAME
 
 if TYPE_CHECKING:

@@ -34,9 +34,8 @@ from sqlalchemy.orm import Session
 from pipeline.errors import PublishConflictError, PublishError, ScanlakeError, SettingsError
 from pipeline.publish.iceberg_files import StoreFileIO
 from pipeline.publish.iceberg_format import new_metadata
-from pipeline.publish.store_records import FORMAT, encode_record, read_record, refuse_other_lake, require_lake
 from pipeline.publish.stores import open_store
-from pipeline.publish.target_layout import LATEST, OWNER
+from pipeline.publish.target import FORMAT, LATEST, OWNER, encode_record, read_record, refuse_other_lake, require_lake
 from schemas.tables import FILES
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.update import TableRequirement, TableUpdate
 
-    from pipeline.publish.store_contract import ObjectStore
+    from pipeline.publish.object_store import ObjectStore
 
 POINTER: Final = "iceberg.json"
 """Object that names the metadata file of each table where there is no catalog."""

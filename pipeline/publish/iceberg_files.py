@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.typedef import Properties
 
-    from pipeline.publish.store_contract import ObjectStore
+    from pipeline.publish.object_store import ObjectStore
 
 
 class StoreFileIO(FileIO):

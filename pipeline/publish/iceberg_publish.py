@@ -48,8 +48,8 @@ from pipeline.publish.iceberg_format import (
     write_deletes,
     write_snapshot,
 )
-from pipeline.publish.target_layout import TABLES_PREFIX, data_prefix, is_table_file, to_target_path
-from pipeline.publish.uploads import PendingUpload, run_side_by_side, upload_all
+from pipeline.publish.object_store import PendingUpload, run_side_by_side, upload_all
+from pipeline.publish.target import TABLES_PREFIX, data_prefix, is_table_file, to_target_path
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, TABLES
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from pipeline.publish.iceberg_catalogs import IcebergCatalog, TableState
     from pipeline.publish.iceberg_files import StoreFileIO
     from pipeline.publish.iceberg_format import DeleteFile, TableFiles
-    from pipeline.publish.store_contract import ObjectStore, StoredObject
+    from pipeline.publish.object_store import ObjectStore, StoredObject
     from pipeline.publish.sweep import SweepRule
     from schemas.tables import Table
 

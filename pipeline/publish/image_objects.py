@@ -17,7 +17,7 @@ from pipeline.formatting import pluralize
 from pipeline.lake.image_names import IMAGES, is_image_path
 from pipeline.lake.image_records import read_images_of, read_totals
 from pipeline.lake.layout import translate_os_errors
-from pipeline.publish.uploads import PendingUpload, create_object, find_difference, run_side_by_side
+from pipeline.publish.object_store import PendingUpload, create_object, find_difference, run_side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger_queries import LedgerQueries
-    from pipeline.publish.store_contract import ObjectStore, StoredObject
+    from pipeline.publish.object_store import ObjectStore, StoredObject
 
 _ONE_LIST: Final = 10_000  # pictures; more are listed folder by folder, some side by side
 _FOLDERS: Final = tuple(f"{number:02x}" for number in range(256))

@@ -21,36 +21,30 @@ from pipeline.lake.image_names import IMAGES, is_image_path
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.layout import translate_os_errors
-from pipeline.publish.image_objects import (
-    ImagesOnStore,
-    has_images_on,
-    has_other_images,
-    upload_images,
-)
-from pipeline.publish.store_records import (
-    LatestRecord,
-    PublishedCatalog,
-    PublishedImages,
-    PublishedLedger,
-    encode_record,
-    note_published,
-    note_target,
-    read_latest,
-    require_lake,
-)
+from pipeline.publish.image_objects import ImagesOnStore, has_images_on, has_other_images, upload_images
+from pipeline.publish.object_store import PendingUpload, check_same_object, create_object, upload_all
 from pipeline.publish.stores import LocalStore
 from pipeline.publish.sweep import SweepRule, delete_own_objects, require_own_objects
-from pipeline.publish.target_layout import (
+from pipeline.publish.target import (
     CATALOG,
     FOLDERS,
     LATEST,
     OWNER,
     TABLES_PREFIX,
+    LatestRecord,
+    PublishedCatalog,
+    PublishedImages,
+    PublishedLedger,
+    encode_record,
     is_own_path,
+    list_target,
+    note_published,
+    note_target,
+    read_latest,
+    require_lake,
     to_ledger_path,
     to_target_path,
 )
-from pipeline.publish.uploads import PendingUpload, check_same_object, create_object, list_target, upload_all
 from pipeline.version import __version__
 
 if TYPE_CHECKING:
@@ -58,7 +52,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.models import PublishRecord, SnapshotRecord
-    from pipeline.publish.store_contract import ObjectStore, StoredObject
+    from pipeline.publish.object_store import ObjectStore, StoredObject
     from pipeline.settings import Settings
 
 

@@ -29,9 +29,8 @@ from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_format import find_foreign_content
 from pipeline.lake.sqlite_errors import translate_sqlite_errors
 from pipeline.publish.image_objects import download_images
-from pipeline.publish.store_records import read_latest
-from pipeline.publish.target_layout import LATEST, is_own_path, to_ledger_path, to_target_path
-from pipeline.publish.uploads import run_side_by_side
+from pipeline.publish.object_store import run_side_by_side
+from pipeline.publish.target import LATEST, is_own_path, read_latest, to_ledger_path, to_target_path
 from schemas.tables import TABLES
 from schemas.timestamps import now_us
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pipeline.lake.models import Part, SnapshotRecord
-    from pipeline.publish.store_contract import ObjectStore
+    from pipeline.publish.object_store import ObjectStore
 
 _NOT_RESTORED: Final = "Use another backup; nothing was restored."
 # Names in a folder with a killed restore: of the ledger with the files that SQLite adds to it, and of the others.

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from pipeline.atomic_files import READ_ONLY, atomic_write, clone_file, is_temp_file, lock_file
 from pipeline.errors import MissingBucketError, PublishConflictError, PublishError, SettingsError
-from pipeline.publish.store_contract import ObjectStore, StoredObject
+from pipeline.publish.object_store import ObjectStore, StoredObject
 from pipeline.urls import parse_store_url
 
 try:  # the extra `lakehouse`

@@ -18,15 +18,8 @@ from pipeline.errors import SettingsError
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.image_names import IMAGES
 from pipeline.logs import get_logger
-from pipeline.publish.store_records import require_lake
-from pipeline.publish.target_layout import (
-    CATALOG,
-    PROBE_PREFIX,
-    RECORDS,
-    remove_hash,
-    to_unhashed_path,
-)
-from pipeline.publish.uploads import run_side_by_side
+from pipeline.publish.object_store import PROBE_PREFIX, run_side_by_side
+from pipeline.publish.target import CATALOG, RECORDS, remove_hash, require_lake, to_unhashed_path
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
@@ -34,7 +27,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger import Ledger
-    from pipeline.publish.store_contract import ObjectStore, StoredObject
+    from pipeline.publish.object_store import ObjectStore, StoredObject
 
 _HASH: Final = re.compile(
     r"ledgers/([0-9a-f]{64})\.sqlite|.*-([0-9a-f]{12})\.parquet"

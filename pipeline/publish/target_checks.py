@@ -22,10 +22,9 @@ from pipeline.lake.physical_tables import read_parts
 from pipeline.lake.purge import read_ids_in_catalog, read_ids_in_ledger, read_ids_in_part
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.publish.image_objects import compare_images
-from pipeline.publish.store_records import read_latest, read_owner
+from pipeline.publish.object_store import run_side_by_side
 from pipeline.publish.stores import open_store
-from pipeline.publish.target_layout import CATALOG, LATEST, to_target_path
-from pipeline.publish.uploads import list_target, run_side_by_side
+from pipeline.publish.target import CATALOG, LATEST, list_target, read_latest, read_owner, to_target_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
     from pipeline.findings import Finding
     from pipeline.lake.layout import LakeLayout
     from pipeline.publish.image_objects import ImageChunk
-    from pipeline.publish.store_contract import ObjectStore
-    from pipeline.publish.store_records import LatestRecord, PublishedImages
+    from pipeline.publish.object_store import ObjectStore
+    from pipeline.publish.target import LatestRecord, PublishedImages
 
 Objects: TypeAlias = "list[tuple[ObjectStore, str]]"
 CopyLister: TypeAlias = "Callable[[], tuple[Objects, list[str]]]"

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator
 
-    from pipeline.publish.store_contract import ObjectStore
+    from pipeline.publish.object_store import ObjectStore
     from tests.images.image_harness import PicturedLakes
     from tests.processes import Answer
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pipeline.publish.iceberg_catalogs import IcebergCatalog, TableCommit
-    from pipeline.publish.store_contract import ObjectStore
+    from pipeline.publish.object_store import ObjectStore
 
 NAMES = tuple(table.name for table in TABLES)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from pipeline.publish.store_contract import StoredObject
+    from pipeline.publish.object_store import StoredObject
 
 URL = "memory://test"
 

@@ -9,13 +9,13 @@ import duckdb
 from pipeline.atomic_files import sha256_file
 from pipeline.lake.lake import Lake
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, mirror_lake
-from pipeline.publish.store_records import LatestRecord, read_latest
+from pipeline.publish.target import LatestRecord, read_latest
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipeline.publish.store_contract import ObjectStore
+    from pipeline.publish.object_store import ObjectStore
 
 BACKUP: Final = MirrorOptions(backup=True)
 """Publish the parts, too: many objects."""

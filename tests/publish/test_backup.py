@@ -14,7 +14,7 @@ from pipeline.lake.purge import purge
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, mirror_lake
 from pipeline.publish.restore import restore_backup
 from pipeline.publish.stores import open_store
-from pipeline.publish.target_layout import LATEST
+from pipeline.publish.target import LATEST
 from schemas.timestamps import now_us
 from tests.images.image_harness import disagreements, files_in, rows_of, stored
 from tests.lake.corruption import checked, flip, grown
@@ -28,7 +28,7 @@ from tests.sync.sync_harness import opened, synced
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipeline.publish.store_contract import ObjectStore
+    from pipeline.publish.object_store import ObjectStore
     from tests.images.image_harness import PicturedLakes
     from tests.publish.lake_history import History
 

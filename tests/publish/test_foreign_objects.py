@@ -17,7 +17,7 @@ import pytest
 from pipeline.atomic_files import sha256_file
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, RESTORE_MARK
 from pipeline.publish.stores import LocalStore
-from pipeline.publish.target_layout import LATEST
+from pipeline.publish.target import LATEST
 from tests.lake.operations import called, told
 from tests.lake.test_folders import describe, make_lake
 from tests.lake_copies import copy_lake

@@ -13,7 +13,7 @@ from pipeline.lake.layout import LakeLayout
 from pipeline.publish.iceberg_catalogs import connect_catalog, identify_catalog
 from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.sweep import SweepRule
-from pipeline.publish.target_layout import OWNER
+from pipeline.publish.target import OWNER
 from tests.lake.operations import told
 from tests.publish.iceberg_reading import connect_sql, reader
 from tests.publish.lake_history import LAKE_ID, History, list_differences

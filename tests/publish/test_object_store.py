@@ -21,7 +21,7 @@ from tests.rows import every
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipeline.publish.store_contract import ObjectStore
+    from pipeline.publish.object_store import ObjectStore
 
 
 def test_an_object_is_created_once_and_whole(store: ObjectStore, tmp_path: Path) -> None:

@@ -23,9 +23,8 @@ from pipeline.errors import (
 )
 from pipeline.lake.lake import Lake
 from pipeline.publish.mirror import MirrorOptions, mirror_lake
-from pipeline.publish.store_records import encode_record
 from pipeline.publish.stores import CloudStore
-from pipeline.publish.target_layout import LATEST, to_target_path
+from pipeline.publish.target import LATEST, encode_record, to_target_path
 from tests.images.image_harness import files_in, rows_of
 from tests.lake.corruption import flip
 from tests.lake.operations import told

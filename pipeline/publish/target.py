@@ -1,24 +1,97 @@
-"""Records on a store: JSON objects that name the lake to which a place belongs; and what the ledger knows of them."""
+"""A target of the lake: the names of its objects, and the records that name the lake to which a place belongs."""
 
 from __future__ import annotations
 
+import re
+from itertools import chain
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 from msgspec import Struct, field
 
 from pipeline.errors import LakeCorruptedError, PublishError, SettingsError
-from pipeline.publish.target_layout import LATEST
+from pipeline.publish.object_store import PROBE_PREFIX, run_side_by_side
 
 if TYPE_CHECKING:
     from pipeline.lake.ledger import Ledger
-    from pipeline.publish.store_contract import ObjectStore
+    from pipeline.publish.object_store import ObjectStore, StoredObject
+
+LATEST: Final = "latest.json"
+"""Object that names the published snapshot. It is replaced last."""
+OWNER: Final = "iceberg-owner.json"
+"""Object that names the lake and the catalog whose Iceberg tables are below a location."""
+RECORDS: Final = (LATEST, OWNER)
+"""Objects that name the lake to which the place with them belongs."""
+CATALOG: Final = "catalog.duckdb"
+TABLES_PREFIX: Final = "tables"
+DOCUMENTS_PREFIX: Final = "documents"
+LEDGERS_PREFIX: Final = "ledgers"
+"""Folder of the ledger's copy, which a target that is a backup has."""
+FOLDERS: Final = (TABLES_PREFIX, DOCUMENTS_PREFIX, LEDGERS_PREFIX, PROBE_PREFIX)
+"""The folders of a target but for its images; the objects outside of folders are OBJECTS."""
+OBJECTS: Final = (CATALOG, OWNER, LATEST)
 
 FORMAT: Final = 1
 """Format of all records."""
 _MAX_BYTES: Final = 1_000_000  # a record has a few thousand; a file of others must not fill the memory
 _HINT: Final = "Use another target, or delete the object."
+_HASH_LENGTH: Final = 12
+_STEM: Final = rf"(?P<stem>\d{{12}}-[0-9a-f]{{6}}(-\d{{4}})?)-[0-9a-f]{{{_HASH_LENGTH}}}"
+_PART_NAME: Final = re.compile(rf"{_STEM}\.parquet")
+_OWN: Final = re.compile(
+    rf"({DOCUMENTS_PREFIX}|{TABLES_PREFIX}/\w+/data)/{_STEM}\.parquet"
+    rf"|{LEDGERS_PREFIX}/[0-9a-f]{{64}}\.sqlite|{PROBE_PREFIX}/[0-9a-f]{{32}}"
+)
+_TABLE_FILE: Final = re.compile(
+    rf"data/{_STEM}(-deletes-[0-9a-f-]+)?\.parquet|metadata/(\d+-[^/]+\.metadata\.json|([0-9a-f-]{{36}}-m\d+|snap-\d+)\.avro)"
+)
 T = TypeVar("T")
+
+
+def to_target_path(part_name: str, sha256: str) -> str:
+    """Return the path of a part, which the ledger names by its path below the lake's folder.
+
+    It has the hash: a repaired part keeps its name in the lake, but what a target has under a name never changes.
+    """
+    return f"{to_unhashed_path(part_name).removesuffix('.parquet')}-{sha256[:_HASH_LENGTH]}.parquet"
+
+
+def to_unhashed_path(part_name: str) -> str:
+    """Return the path of a part without its hash."""
+    path = PurePosixPath(part_name)
+    folder = DOCUMENTS_PREFIX if path.parts[0] == DOCUMENTS_PREFIX else data_prefix(path.parts[1])
+    return f"{folder}/{path.name}"
+
+
+def remove_hash(path: str) -> str:
+    """Return the path, or name, of a part without its hash; any other path as it is."""
+    folder, slash, name = path.rpartition("/")
+    match = _PART_NAME.fullmatch(name)
+    return path if match is None else f"{folder}{slash}{match['stem']}.parquet"
+
+
+def data_prefix(table_name: str) -> str:
+    """Return the folder of a table's parts. The table's Iceberg location is the folder above."""
+    return f"{TABLES_PREFIX}/{table_name}/data"
+
+
+def is_table_file(path: str) -> bool:
+    """Return whether a file has the name of one of an Iceberg table; the path is below the table's location."""
+    return _TABLE_FILE.fullmatch(path) is not None
+
+
+def is_own_path(path: str) -> bool:
+    """Return whether an object has the name of a part, of a copy of the ledger, or of one that tests a store."""
+    return _OWN.fullmatch(path) is not None
+
+
+def to_ledger_path(sha256: str) -> str:
+    """Return the path of a copy of the ledger."""
+    return f"{LEDGERS_PREFIX}/{sha256}.sqlite"
+
+
+# Records
 
 
 class _Format(Struct, frozen=True):
@@ -79,24 +152,6 @@ def refuse_other_lake(store: ObjectStore, owner_id: str, lake_id: str, content: 
         )
 
 
-def note_target(ledger: Ledger, url: str) -> bool:
-    """Let the ledger know a target by its record before a publish; return whether it was published since a purge.
-
-    The newest is the last. It stays known: a folder that is not there can return.
-    """
-    others = dict(ledger.properties.published_targets)
-    is_published = others.pop(url, False)
-    ledger.set_properties(published_targets={**others, url: is_published})
-    return is_published
-
-
-def note_published(ledger: Ledger, url: str) -> None:
-    """Let the ledger know that a target, which it knows, has nothing that was purged."""
-    known = ledger.properties.published_targets
-    if url in known:
-        ledger.set_properties(published_targets={**known, url: True})
-
-
 class PublishedCatalog(Struct, frozen=True):
     """The catalog on the target, and its snapshot. Instants are microseconds since 1970.
 
@@ -149,3 +204,31 @@ def read_latest(store: ObjectStore, *, lake_id: str | None) -> tuple[LatestRecor
     if record is not None and lake_id is not None:
         refuse_other_lake(store, record.lake_id, lake_id, "the copy")
     return record, version
+
+
+def list_target(store: ObjectStore) -> dict[str, StoredObject]:
+    """Return the objects of a target by path, but for its images, which can be millions."""
+    heads = run_side_by_side(store.head, OBJECTS)
+    folders = run_side_by_side(lambda folder: list(store.list(folder)), FOLDERS)
+    return {item.path: item for item in chain((item for item in heads if item is not None), *folders)}
+
+
+# Targets that the ledger knows
+
+
+def note_target(ledger: Ledger, url: str) -> bool:
+    """Let the ledger know a target by its record before a publish; return whether it was published since a purge.
+
+    The newest is the last. It stays known: a folder that is not there can return.
+    """
+    others = dict(ledger.properties.published_targets)
+    is_published = others.pop(url, False)
+    ledger.set_properties(published_targets={**others, url: is_published})
+    return is_published
+
+
+def note_published(ledger: Ledger, url: str) -> None:
+    """Let the ledger know that a target, which it knows, has nothing that was purged."""
+    known = ledger.properties.published_targets
+    if url in known:
+        ledger.set_properties(published_targets={**known, url: True})
