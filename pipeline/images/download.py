@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 _BATCH_IMAGES: Final = 128
 _BATCH_SECONDS: Final = 1.0
-_POLL_SECONDS: Final = 0.02
 _PROGRESS_SECONDS: Final = 0.25
 _MAX_CONSECUTIVE_FAILURES: Final = 16  # without an answer in between: the host is down
 _ABSENCES: Final = frozenset({429, 502, 503, 504})  # the host, or what is in front of it, cannot answer now
@@ -234,12 +233,10 @@ class ImageDownloader:
     async def _take_batch(self) -> tuple[list[CompleteDownload | ImageRecord], bool]:
         """Return the next outcomes, and whether they are the last."""
         batch = [await self._outcomes.get()]
-        deadline = time.monotonic() + _BATCH_SECONDS
-        while batch[-1] is not None and len(batch) < _BATCH_IMAGES and time.monotonic() < deadline:
-            try:
-                batch.append(self._outcomes.get_nowait())
-            except asyncio.QueueEmpty:
-                await asyncio.sleep(_POLL_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_BATCH_SECONDS):
+                while batch[-1] is not None and len(batch) < _BATCH_IMAGES:
+                    batch.append(await self._outcomes.get())
         return [outcome for outcome in batch if outcome is not None], batch[-1] is None
 
     def _drop_outcomes(self) -> None:

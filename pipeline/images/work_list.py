@@ -76,8 +76,7 @@ class WorkList:
     def select(self, ledger: LedgerQueries) -> WorkCounts:
         """Select the pictures by what the ledger has of them, and return their numbers."""
         _create_known_table(self._lake, ledger)
-        self._create_selected_table(self._selection)
-        self._create_pending_table(retry=self._selection.retry)
+        self._create_selected_table()
         counts = dict(self._lake.execute("SELECT fate, count(*) FROM selected_image GROUP BY fate").fetchall())
         names = ("to_fetch", "stored", "not_found", "refused", "without_link")
         return WorkCounts(**{name: counts.get(name, 0) for name in names}, selected=sum(counts.values()))
@@ -86,43 +85,37 @@ class WorkList:
         """Return the next pictures to fetch, by file; none at the end."""
         first, self._next = self._next, self._next + _PAGE_ROWS
         rows = self._lake.execute(
-            "SELECT file_id, upload_id, kind, any_value(nullif(link, '')) FROM pending_image AS page JOIN upload_links"
-            " USING (file_id, upload_id, kind) WHERE number > $first AND number <= $last AND file_id BETWEEN"
-            " (SELECT min(file_id) FROM pending_image WHERE number > $first AND number <= $last) AND"
-            " (SELECT max(file_id) FROM pending_image WHERE number > $first AND number <= $last)"
+            "WITH page AS (FROM selected_image WHERE fate = 'to_fetch' AND number > $first AND number <= $last)"
+            " SELECT file_id, upload_id, kind, any_value(nullif(link, '')) FROM page JOIN upload_links"
+            " USING (file_id, upload_id, kind)"
+            " WHERE file_id BETWEEN (SELECT min(file_id) FROM page) AND (SELECT max(file_id) FROM page)"
             " GROUP BY ALL ORDER BY 1, 2, 3",
             {"first": first, "last": self._next},
         ).fetchall()
         return [WorkItem(ImageKey(file_id, upload, ImageKind(kind)), link) for file_id, upload, kind, link in rows]
 
-    def _create_selected_table(self, selection: ImageSelection) -> None:
-        lake = self._lake
+    def _create_selected_table(self) -> None:
+        lake, selection = self._lake, self._selection
         selects = [
             f"SELECT file_id, id AS upload_id, '{kind}' AS kind, {LINK_KEYS[kind]} AS link,"
             " _fetched_at AS listed_at FROM uploads"
             for kind in selection.kinds
         ]
+        known = "false" if selection.retry else "known.state IN ('not_found', 'refused')"
         lake.execute(f"CREATE TEMP VIEW upload_links AS {' UNION ALL '.join(selects)}")
         lake.execute(
             "CREATE TEMP TABLE selected_image AS WITH links AS (SELECT file_id, upload_id, kind,"
             "  max(coalesce(link, '') <> '') AS has_link, max(listed_at) AS listed_at FROM upload_links GROUP BY ALL)"
-            " SELECT links.file_id, links.upload_id, links.kind, known.state, CASE"
+            " SELECT links.file_id, links.upload_id, links.kind, CASE"
             "  WHEN known.state = 'stored' THEN 'stored'"
             "  WHEN links.upload_id IS NULL OR NOT has_link THEN 'without_link'"
-            "  WHEN known.state IN ('not_found', 'refused') AND NOT listed_at > known.fetched_at THEN known.state"
-            "  ELSE 'to_fetch' END AS fate"
+            f"  WHEN {known} AND NOT listed_at > known.fetched_at THEN known.state"
+            "  ELSE 'to_fetch' END AS fate,"
+            " row_number() OVER (PARTITION BY fate ORDER BY links.file_id, links.upload_id, links.kind) AS number"
             " FROM links SEMI JOIN chosen_upload AS chosen ON links.file_id = chosen.file_id"
             "  AND links.upload_id IS NOT DISTINCT FROM chosen.upload_id"
             " LEFT JOIN known_image AS known ON known.file_id = links.file_id"
             "  AND known.upload_id = links.upload_id AND known.kind = links.kind"
-        )
-
-    def _create_pending_table(self, *, retry: bool) -> None:
-        if retry:
-            self._lake.execute("UPDATE selected_image SET fate = 'to_fetch' WHERE fate IN ('not_found', 'refused')")
-        self._lake.execute(
-            "CREATE TEMP TABLE pending_image AS SELECT row_number() OVER (ORDER BY file_id, upload_id, kind) AS number,"
-            " file_id, upload_id, kind FROM selected_image WHERE fate = 'to_fetch'"
         )
 
 

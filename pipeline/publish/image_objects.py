@@ -5,7 +5,6 @@ A store and the ledger are compared in chunks, by the first digits of the hashes
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -64,17 +63,11 @@ class ImageChunk(NamedTuple):
 def compare_images(layout: LakeLayout, ledger: LedgerQueries, store: ObjectStore) -> Iterator[ImageChunk]:
     """Yield the stored pictures of a lake beside the objects of a store, chunk by chunk. Raises `PublishError`."""
     prefixes = _choose_prefixes(ledger)
-    with ThreadPoolExecutor(_LISTS_SIDE_BY_SIDE) as pool:
-        for first in range(0, len(prefixes), _LISTS_SIDE_BY_SIDE):
-            next_ones = prefixes[first : first + _LISTS_SIDE_BY_SIDE]
-            listed = pool.map(lambda prefix: _list_objects(store, f"{IMAGES}/{prefix}".rstrip("/")), next_ones)
-            for prefix, objects in zip(next_ones, listed, strict=True):
-                yield ImageChunk(_read_pictures(layout, ledger, prefix), objects)
-
-
-def has_other_images(layout: LakeLayout, ledger: LedgerQueries, store: ObjectStore) -> bool:
-    """Return whether a store has images that the lake does not name: perhaps another lake's, which must not go."""
-    return any(chunk.unnamed for chunk in compare_images(layout, ledger, store))
+    for first in range(0, len(prefixes), _LISTS_SIDE_BY_SIDE):
+        next_ones = prefixes[first : first + _LISTS_SIDE_BY_SIDE]
+        listed = run_side_by_side(partial(_list_objects, store), next_ones)
+        for prefix, objects in zip(next_ones, listed, strict=True):
+            yield ImageChunk(_read_pictures(layout, ledger, prefix), objects)
 
 
 def has_images_on(store: ObjectStore, *, upload: bool) -> bool:
@@ -97,7 +90,8 @@ def _choose_prefixes(ledger: LedgerQueries) -> Sequence[str]:
 
 
 def _list_objects(store: ObjectStore, prefix: str) -> dict[str, StoredObject]:
-    return {item.path: item for item in store.list(prefix) if is_image_path(item.path)}
+    listed = store.list(f"{IMAGES}/{prefix}".rstrip("/"))
+    return {item.path: item for item in listed if is_image_path(item.path)}
 
 
 def _read_pictures(layout: LakeLayout, ledger: LedgerQueries, prefix: str) -> dict[str, PendingPicture]:

@@ -21,7 +21,7 @@ from pipeline.lake.image_names import IMAGES, is_image_path
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.layout import translate_os_errors
-from pipeline.publish.image_objects import ImagesOnStore, has_images_on, has_other_images, upload_images
+from pipeline.publish.image_objects import ImagesOnStore, compare_images, has_images_on, upload_images
 from pipeline.publish.object_store import PendingUpload, check_same_object, create_object, upload_all
 from pipeline.publish.stores import LocalStore
 from pipeline.publish.sweep import SweepRule, delete_own_objects, require_own_objects
@@ -211,7 +211,8 @@ class _Mirror:
         everything = {item.path: item for item in self._store.list()}
         listed = {path: item for path, item in everything.items() if not is_image_path(path)}
         has_images = len(listed) < len(everything)
-        if has_images and has_other_images(self._lake.layout, self._lake.ledger, self._store):
+        compared = compare_images(self._lake.layout, self._lake.ledger, self._store) if has_images else ()
+        if any(chunk.unnamed for chunk in compared):  # they must not go
             raise SettingsError(
                 f"{self._store.base_url} has images of another lake, or of a file that was purged.",
                 hint="Use another target, or delete the images there.",
