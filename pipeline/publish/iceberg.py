@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from msgspec import Struct
 
 from pipeline.errors import PublishError, SettingsError
-from pipeline.publish.sweep import SweepRule
-from pipeline.publish.target import OWNER, note_published, note_target
+from pipeline.publish.target import OWNER, SweepRule, note_published, note_target
 from schemas.tables import BY_NAME
 
 if TYPE_CHECKING:

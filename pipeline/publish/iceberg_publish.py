@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from pipeline.publish.iceberg_files import StoreFileIO
     from pipeline.publish.iceberg_format import DeleteFile, TableFiles
     from pipeline.publish.object_store import ObjectStore, StoredObject
-    from pipeline.publish.sweep import SweepRule
+    from pipeline.publish.target import SweepRule
     from schemas.tables import Table
 
 _TABLES_SIDE_BY_SIDE: Final = 8

@@ -24,7 +24,6 @@ from pipeline.lake.layout import translate_os_errors
 from pipeline.publish.image_objects import ImagesOnStore, compare_images, has_images_on, upload_images
 from pipeline.publish.object_store import PendingUpload, check_same_object, create_object, upload_all
 from pipeline.publish.stores import LocalStore
-from pipeline.publish.sweep import SweepRule, delete_own_objects, require_own_objects
 from pipeline.publish.target import (
     CATALOG,
     FOLDERS,
@@ -35,6 +34,8 @@ from pipeline.publish.target import (
     PublishedCatalog,
     PublishedImages,
     PublishedLedger,
+    SweepRule,
+    delete_own_objects,
     encode_record,
     is_own_path,
     list_target,
@@ -42,6 +43,7 @@ from pipeline.publish.target import (
     note_target,
     read_latest,
     require_lake,
+    require_own_objects,
     to_ledger_path,
     to_target_path,
 )

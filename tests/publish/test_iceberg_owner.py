@@ -12,8 +12,7 @@ from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.layout import LakeLayout
 from pipeline.publish.iceberg_catalogs import connect_catalog, identify_catalog
 from pipeline.publish.iceberg_publish import publish_iceberg
-from pipeline.publish.sweep import SweepRule
-from pipeline.publish.target import OWNER
+from pipeline.publish.target import OWNER, SweepRule
 from tests.lake.operations import told
 from tests.publish.iceberg_reading import connect_sql, reader
 from tests.publish.lake_history import LAKE_ID, History, list_differences

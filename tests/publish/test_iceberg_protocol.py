@@ -33,8 +33,7 @@ from pipeline.publish.iceberg_catalogs import POINTER, CatalogTables, connect_ca
 from pipeline.publish.iceberg_files import StoreFileIO
 from pipeline.publish.iceberg_format import read_files
 from pipeline.publish.iceberg_publish import list_table_files, publish_iceberg
-from pipeline.publish.sweep import SweepRule
-from pipeline.publish.target import to_target_path
+from pipeline.publish.target import SweepRule, to_target_path
 from tests.lake_copies import copy_lake
 from tests.publish.iceberg_reading import NAMES, connect_sql, load_tables, overtaken, reader
 from tests.publish.lake_history import FILES, LAKE_ID, Changes, History, list_differences
