@@ -51,20 +51,16 @@ FORMAT: Final = 1
 _MAX_BYTES: Final = 1_000_000  # a record has a few thousand; a file of others must not fill the memory
 _HINT: Final = "Use another target, or delete the object."
 _HASH_LENGTH: Final = 12
-_STEM: Final = rf"(?P<stem>\d{{12}}-[0-9a-f]{{6}}(-\d{{4}})?)-[0-9a-f]{{{_HASH_LENGTH}}}"
-_PART_NAME: Final = re.compile(rf"{_STEM}\.parquet")
+_STEM: Final = rf"(?P<stem>\d{{12}}-[0-9a-f]{{6}}(-\d{{4}})?)-([0-9a-f]{{{_HASH_LENGTH}}})"
+_PART_NAME: Final = re.compile(rf"/{_STEM}\.parquet\Z")
 _OWN: Final = re.compile(
-    rf"({DOCUMENTS_PREFIX}|{TABLES_PREFIX}/\w+/data)/{_STEM}\.parquet"
-    rf"|{LEDGERS_PREFIX}/[0-9a-f]{{64}}\.sqlite|{PROBE_PREFIX}/[0-9a-f]{{32}}"
+    rf"({DOCUMENTS_PREFIX}|{TABLES_PREFIX}/\w+/data)/{_STEM}\.parquet|{LEDGERS_PREFIX}/([0-9a-f]{{64}})\.sqlite"
+    rf"|{IMAGES}/([0-9a-f]{{2}}/[0-9a-f]{{62}})\.[a-z0-9]+|{PROBE_PREFIX}/[0-9a-f]{{32}}"
 )
+"""Names of objects. The last group, but for those that test a store, is the hash of the content."""
 _TABLE_FILE: Final = re.compile(
     rf"data/{_STEM}(-deletes-[0-9a-f-]+)?\.parquet|metadata/(\d+-[^/]+\.metadata\.json|([0-9a-f-]{{36}}-m\d+|snap-\d+)\.avro)"
 )
-_HASH: Final = re.compile(
-    r"ledgers/([0-9a-f]{64})\.sqlite|.*-([0-9a-f]{12})\.parquet"
-    rf"|{IMAGES}/([0-9a-f]{{2}}/[0-9a-f]{{62}})\.[a-z0-9]+"
-)
-"""Names that have a hash: of a ledger, of a part, of an image."""
 _MAX_PROBE_BYTES: Final = 100
 _CLOCK_SKEW_SECONDS: Final = 600  # between the store and this machine
 _log = get_logger()
@@ -87,10 +83,8 @@ def to_unhashed_path(part_name: str) -> str:
 
 
 def remove_hash(path: str) -> str:
-    """Return the path, or name, of a part without its hash; any other path as it is."""
-    folder, slash, name = path.rpartition("/")
-    match = _PART_NAME.fullmatch(name)
-    return path if match is None else f"{folder}{slash}{match['stem']}.parquet"
+    """Return the path of a part without its hash; any other path as it is."""
+    return _PART_NAME.sub(r"/\g<stem>.parquet", path)
 
 
 def data_prefix(table_name: str) -> str:
@@ -104,7 +98,7 @@ def is_table_file(path: str) -> bool:
 
 
 def is_own_path(path: str) -> bool:
-    """Return whether an object has the name of a part, of a copy of the ledger, or of one that tests a store."""
+    """Return whether an object has the name of one that scanlake writes once."""
     return _OWN.fullmatch(path) is not None
 
 
@@ -291,7 +285,7 @@ def _is_own(store: ObjectStore, ledger: Ledger, item: StoredObject) -> bool:
         return item.bytes < _MAX_PROBE_BYTES and store.read(item.path).startswith(item.path.encode())
     if item.path == CATALOG:
         return _read_run_id(store, item.path) in {record.run_id for record in ledger.snapshots()}
-    if (match := _HASH.fullmatch(item.path)) is None:
+    if (match := _OWN.fullmatch(item.path)) is None:
         return False
     return store.hash(item.path).startswith(match[match.lastindex or 0].replace("/", ""))
 
