@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from contextlib import AsyncExitStack, suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
@@ -284,15 +284,11 @@ class LinkRenewer:
     def __init__(self, client: Client, *, identity: Identity) -> None:
         self._client = client
         self._identity = identity
-        self._files: OrderedDict[int, asyncio.Task[Mapping[int, Mapping[str, Any]] | NoLink]] = OrderedDict()
+        self._start_read = lru_cache(_MAX_KEPT_FILES)(lambda file_id: asyncio.create_task(self._read_uploads(file_id)))
 
     async def renew(self, key: ImageKey) -> str | NoLink:
         """Return a new link to a picture. Raises `AuthenticationError`."""
-        if (task := self._files.get(key.file_id)) is None:
-            task = self._files[key.file_id] = asyncio.create_task(self._read_uploads(key.file_id))
-            while len(self._files) > _MAX_KEPT_FILES:
-                self._files.popitem(last=False)
-        uploads = await asyncio.shield(task)
+        uploads = await asyncio.shield(self._start_read(key.file_id))
         if isinstance(uploads, NoLink):
             return uploads
         if (upload := uploads.get(key.upload_id)) is None:
