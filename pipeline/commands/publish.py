@@ -62,7 +62,9 @@ def run(
     with open_writable_lake(settings, "publish") as lake:
         complete_catalog(lake, at=now_us())
         if store is not None:
-            result = mirror_lake(lake, store, MirrorOptions.from_settings(settings), at=now_us())
+            grace_seconds = settings.retention_hours * 3600
+            options = MirrorOptions(images=settings.publish_images, grace_seconds=grace_seconds)
+            result = mirror_lake(lake, store, options, at=now_us())
         if with_iceberg:
             tables = publish_iceberg_tables(lake, settings, at=now_us(), location=target)
     text = (format_mirror(result) if result else "") + (_format_tables(tables) if tables else "")

@@ -96,11 +96,6 @@ class TableCommit(Struct, frozen=True):
         unchanged = AssertRefSnapshotId(ref=MAIN, snapshot_id=metadata.current_snapshot_id)
         return AssertTableUUID(uuid=metadata.table_uuid), unchanged
 
-    def apply(self) -> TableMetadata:
-        """Return the table's new metadata."""
-        former = self.state.metadata_location or None
-        return update_table_metadata(self.state.metadata, self.updates, metadata_location=former)
-
 
 class _Pointer(Struct, frozen=True):
     tables: dict[str, str]
@@ -129,9 +124,10 @@ class IcebergCatalog(ABC):
 
     def _write_metadata(self, commit: TableCommit) -> str:
         """Write the new metadata file of a table, which nothing names yet. Return its location."""
-        metadata = commit.apply()
+        state, former = commit.state, commit.state.metadata_location
+        metadata = update_table_metadata(state.metadata, commit.updates, metadata_location=former or None)
         provider = f"{metadata.location.rstrip('/')}/metadata"
-        match = _VERSION.search(commit.state.metadata_location)
+        match = _VERSION.search(former)
         version = int(match[1]) + 1 if match else 0
         unique = f"{version:05d}-{metadata.new_snapshot_id():019d}"
         location = f"{provider}/{unique}-{metadata.table_uuid}.gz.metadata.json"

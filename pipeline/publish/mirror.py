@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
     from pipeline.lake.models import PublishRecord, SnapshotRecord
     from pipeline.publish.object_store import ObjectStore, StoredObject
-    from pipeline.settings import Settings
 
 
 class MirrorOptions(Struct, frozen=True):
@@ -67,11 +66,6 @@ class MirrorOptions(Struct, frozen=True):
     images: bool = False
     backup: bool = False
     grace_seconds: float = 0.0
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> Self:
-        """Return the options that the settings give."""
-        return cls(settings.publish_images, grace_seconds=settings.retention_hours * 3600)
 
 
 class MirrorResult(Struct, frozen=True):
@@ -187,7 +181,9 @@ class _Mirror:
             images = upload_images(self._lake, self._store, upload=self._options.images)
         ledger = upload_ledger(self._lake, self._store) if is_backup else None
         unneeded = self._list_unneeded(listed, ledger, images)
-        current = former if former is not None and catalog is not None and self._is_current(former) else None
+        current = None
+        if former is not None and catalog is not None and former.catalog.written_at == _written_at(self._lake):
+            current = former
         if current is not None and current.ledger == ledger and not (uploads or images.uploaded or unneeded):
             return self._to_result(current, changed=False), images
         written = self._swap_catalog(catalog) if current is None else current.catalog
@@ -230,10 +226,6 @@ class _Mirror:
                 f"{self._store.url(LATEST)} names a snapshot of another run.",
                 hint="Use another target: the lake was restored from an older backup, or a copy of it publishes there.",
             )
-
-    def _is_current(self, former: LatestRecord) -> bool:
-        """Return whether the target has the lake's catalog."""
-        return former.catalog.run_id == self._last.run_id and former.catalog.written_at == _written_at(self._lake)
 
     def _to_result(self, record: LatestRecord, *, changed: bool) -> MirrorResult:
         images = record.images.pictures if record.images is not None else None
