@@ -11,7 +11,7 @@ import io
 import math
 import warnings
 from contextlib import suppress
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -156,14 +156,11 @@ def _read_exif(image: Any) -> tuple[int | None, float | None, float | None]:
 def _read_time(value: Any, offset: Any) -> int | None:
     """Return microseconds since 1970 of EXIF's time, such as `2026:03:04 11:22:33` with `+02:00`."""
     try:
-        moment = datetime.strptime(_to_text(value), "%Y:%m:%d %H:%M:%S")  # noqa: DTZ007 - the zone comes next
-        zone = datetime.strptime(text, "%z").utcoffset() if (text := _to_text(offset)) else timedelta()
-    except (ValueError, TypeError):
+        moment = datetime.strptime(_to_text(value) + (_to_text(offset) or "+00:00"), "%Y:%m:%d %H:%M:%S%z")
+    except ValueError:
         return None
-    if zone is None or abs(zone) > timedelta(hours=_MAX_OFFSET_HOURS):
-        return None
-    seconds = moment.replace(tzinfo=timezone(zone)).timestamp()
-    return int(seconds) * 1_000_000
+    is_zone = abs(moment.utcoffset() or timedelta()) <= timedelta(hours=_MAX_OFFSET_HOURS)
+    return int(moment.timestamp()) * 1_000_000 if is_zone else None
 
 
 def _to_text(value: Any) -> str:

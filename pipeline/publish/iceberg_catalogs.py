@@ -317,14 +317,11 @@ def translate_catalog_errors() -> Iterator[None]:
     except ScanlakeError:
         raise
     except Exception as error:  # of pyiceberg, and of any library that its catalogs use
-        problem = "refuses the credentials" if _is_refusal(error) else f"cannot be used ({type(error).__name__})"
+        # pyiceberg names a refusal only for its own endpoints.
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        is_refusal = isinstance(error, _REFUSALS) or status in _REFUSAL_STATUSES
+        problem = "refuses the credentials" if is_refusal else f"cannot be used ({type(error).__name__})"
         raise PublishError(f"The Iceberg catalog {problem}.", hint=_CONFIGURATION_HINT) from error
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Return whether the catalog refuses the credentials: pyiceberg names that only for its own endpoints."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    return isinstance(error, _REFUSALS) or status in _REFUSAL_STATUSES
 
 
 def identify_catalog(kind: str, namespace: str, uri: str) -> str:

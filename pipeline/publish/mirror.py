@@ -125,22 +125,23 @@ def _record_publish(lake: Lake, store: ObjectStore, *, at: int, is_kept: bool) -
     A backup keeps none: its place is not the target of the next publish and purge.
     """
     former = lake.ledger.properties.remote_publish
-    if former is None or former["target"] != store.base_url:
-        former = None
     record: PublishRecord = {
         "target": store.base_url,
-        "snapshot": former["snapshot"] if former else None,
-        "published_at": former["published_at"] if former else None,
+        "snapshot": None,
+        "published_at": None,
         "tried_at": at,
         "problem": None,
         "failures": 0,
     }
+    if former is not None and former["target"] == store.base_url:
+        record = {**former, "tried_at": at, "problem": None}
+    failures, record["failures"] = record["failures"], 0
     try:
         yield record
     except BaseException as error:
         message = error.message if isinstance(error, ScanlakeError) else ""
         record["problem"] = message or f"The publish failed ({type(error).__name__})."
-        record["failures"] = (former["failures"] if former else 0) + 1
+        record["failures"] = failures + 1
         raise
     finally:
         if is_kept:

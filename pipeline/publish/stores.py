@@ -387,11 +387,8 @@ def describe_error(error: Exception) -> tuple[str, str]:
     for mark, description in _BY_TEXT:
         if mark in text:
             return description
-    status = _STATUS.search(text)
-    return _describe_status(error, int(status[1]) if status else 0, code)
-
-
-def _describe_status(error: Exception, status: int, code: str) -> tuple[str, str]:
+    match = _STATUS.search(text)
+    status = int(match[1]) if match else 0
     if status in {401, 403} or type(error).__name__ in {"PermissionDeniedError", "UnauthenticatedError"}:
         return "the credentials do not permit the request", _PERMISSION_HINT
     if isinstance(error, FileNotFoundError):
