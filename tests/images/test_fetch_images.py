@@ -210,7 +210,7 @@ async def test_a_disk_that_takes_no_more_is_one_line(tmp_path: Path) -> None:
         assert called(here.lake, "check", "--read-data").code == ExitCode.OK
         limited_run = await here.fetch("--set", "images_max_bytes=3000000")
         assert 0 < sum(map(len, files_in(here.lake).values())) <= 3_000_000
-        one_by_one = {"pipeline.images.download._BATCH_IMAGES": 1, "pipeline.images.download.MAX_WORKERS": 1}
+        one_by_one = {"pipeline.images.download._BATCH_SECONDS": 0, "pipeline.images.download.MAX_WORKERS": 1}
         low_disk = await here.fetch(
             **set_constants({"pipeline.lake.image_store._KEEP_FREE_BYTES": 10**18, **one_by_one})
         )
