@@ -32,8 +32,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from pipeline.errors import PublishConflictError, PublishError, ScanlakeError, SettingsError
-from pipeline.publish.iceberg_files import StoreFileIO
-from pipeline.publish.iceberg_format import new_metadata
+from pipeline.publish.iceberg_format import StoreFileIO, new_metadata
 from pipeline.publish.stores import open_store
 from pipeline.publish.target import FORMAT, LATEST, OWNER, encode_record, read_record, refuse_other_lake, require_lake
 from schemas.tables import FILES

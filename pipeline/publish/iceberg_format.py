@@ -1,21 +1,28 @@
-"""Iceberg v2 on disk: schemas, data files, position deletes, and the manifests and snapshots that name them.
+"""Iceberg v2 in an object store: schemas, data files, position deletes, manifests and snapshots.
+
+Files are read, and created once, never replaced.
 
 pyiceberg 0.12 deletes rows by copying files (apache/iceberg-python#3618), so position deletes are written here. Its
 writers are half private: no other module uses them, and the extra `lakehouse` pins the version.
 """
+
+# ruff: noqa: D102 - the base classes describe the methods
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from hashlib import sha256
+from io import BytesIO
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct, field
+from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
@@ -36,21 +43,24 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadataV2
 from pyiceberg.table.snapshots import Operation, Snapshot, SnapshotSummaryCollector, Summary, update_snapshot_summaries
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
-from pyiceberg.typedef import Record
+from pyiceberg.typedef import EMPTY_DICT, Record
 from pyiceberg.types import BooleanType, DoubleType, LongType, NestedField, StringType, TimestampType
 
+from pipeline.publish.stores import open_store
 from schemas.tables import COMMIT_SEQ_COLUMN, FIELD_ID_KEY
 from schemas.value_types import INSTANT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+    from types import TracebackType
 
     from pyiceberg.manifest import ManifestFile
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.typedef import Properties
     from pyiceberg.types import PrimitiveType
 
-    from pipeline.publish.iceberg_files import StoreFileIO
+    from pipeline.publish.object_store import ObjectStore
     from schemas.tables import Table
 
 _PATH_ID: Final = 2147483546
@@ -137,6 +147,129 @@ class FileChanges(Struct):
     def is_empty(self) -> bool:
         """Whether the snapshot has the files of its parent."""
         return not (self.data or self.deletes or self.removed)
+
+
+# Access
+
+
+class StoreFileIO(FileIO):
+    """Files by their location (a URL). `stores` are used for the locations below them; others are opened by URL.
+
+    Catalogs that open files themselves create it by its name, with their properties alone.
+    """
+
+    def __init__(self, properties: Properties = EMPTY_DICT, stores: tuple[ObjectStore, ...] = ()) -> None:
+        super().__init__(properties)
+        self._stores = {store.base_url: store for store in stores}
+        self._sizes: list[int] = []  # threads append
+
+    @property
+    def bytes_written(self) -> int:
+        """Size of the files that were created."""
+        return sum(self._sizes)
+
+    def find_object(self, location: str) -> tuple[ObjectStore, str]:
+        """Return the store of a location, and the path in it."""
+        for base_url, store in self._stores.items():
+            if location.startswith(f"{base_url}/"):
+                return store, location[len(base_url) + 1 :]
+        parts = urlsplit(location)
+        # The root of a bucket, or the folder of a local file: no other part of the URL is known to be a store.
+        base_url = f"{parts.scheme}://{parts.netloc}" if parts.netloc else location.rpartition("/")[0]
+        store = self._stores[base_url] = open_store(base_url)
+        return store, location[len(base_url) + 1 :]
+
+    def open_root(self, location: str) -> ObjectStore:
+        """Return the store below a location."""
+        return self._stores.get(location) or open_store(location)
+
+    def new_input(self, location: str) -> StoredInput:
+        return StoredInput(location, *self.find_object(location))
+
+    def new_output(self, location: str) -> StoredOutput:
+        return StoredOutput(self, location)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        store, path = self.find_object(location if isinstance(location, str) else location.location)
+        store.delete([path])
+
+    def read(self, location: str) -> bytes:
+        """Return the content of a file."""
+        store, path = self.find_object(location)
+        return store.read(path)
+
+    def create(self, location: str, content: bytes) -> None:
+        """Write a new file. Raises `FileExistsError` if it exists."""
+        store, path = self.find_object(location)
+        # The library repeats a request whose response was lost: then this writer has created the file.
+        if not store.create(path, content) and store.read(path) != content:
+            raise FileExistsError(location)
+        self._sizes.append(len(content))
+
+
+class StoredInput(InputFile):
+    """A file to read. It is read whole: metadata and delete files are small."""
+
+    def __init__(self, location: str, store: ObjectStore, path: str) -> None:
+        super().__init__(location)
+        self._store, self._path = store, path
+
+    def __len__(self) -> int:
+        stored = self._store.head(self._path)
+        return 0 if stored is None else stored.bytes
+
+    def exists(self) -> bool:
+        return self._store.head(self._path) is not None
+
+    def open(self, seekable: bool = True) -> InputStream:  # noqa: ARG002, FBT001, FBT002 - the signature of the base class
+        return BytesIO(self._store.read(self._path))
+
+
+class StoredOutput(OutputFile):
+    """A file to create. It is sent when its stream is closed without an error."""
+
+    def __init__(self, io: StoreFileIO, location: str) -> None:
+        super().__init__(location)
+        self._io = io
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def exists(self) -> bool:
+        return self._io.new_input(self.location).exists()
+
+    def to_input_file(self) -> StoredInput:
+        return self._io.new_input(self.location)
+
+    def create(self, overwrite: bool = False) -> OutputStream:  # noqa: ARG002, FBT001, FBT002 - never replaced
+        return _OutputBuffer(self)
+
+    def send(self, content: bytes) -> None:
+        """Write the file."""
+        self._io.create(self.location, content)
+        self._size = len(content)
+
+
+class _OutputBuffer(BytesIO):
+    """The content of a file while it is written."""
+
+    def __init__(self, output: StoredOutput) -> None:
+        super().__init__()
+        self._output: StoredOutput | None = output
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any:
+        if kind is not None:
+            self._output = None
+        self.close()
+
+    def close(self) -> None:
+        output, self._output = self._output, None
+        if output is not None:
+            output.send(self.getvalue())
+        super().close()
 
 
 # Tables

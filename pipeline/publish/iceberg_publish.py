@@ -65,8 +65,7 @@ if TYPE_CHECKING:
     from pipeline.lake.models import Part
     from pipeline.lake.snapshots import SnapshotContents
     from pipeline.publish.iceberg_catalogs import IcebergCatalog, TableState
-    from pipeline.publish.iceberg_files import StoreFileIO
-    from pipeline.publish.iceberg_format import DeleteFile, TableFiles
+    from pipeline.publish.iceberg_format import DeleteFile, StoreFileIO, TableFiles
     from pipeline.publish.object_store import ObjectStore, StoredObject
     from pipeline.publish.target import SweepRule
     from schemas.tables import Table

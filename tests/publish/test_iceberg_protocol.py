@@ -30,8 +30,7 @@ from pipeline.errors import (
 from pipeline.lake.layout import LakeLayout
 from pipeline.publish import iceberg_publish
 from pipeline.publish.iceberg_catalogs import POINTER, CatalogTables, connect_catalog
-from pipeline.publish.iceberg_files import StoreFileIO
-from pipeline.publish.iceberg_format import read_files
+from pipeline.publish.iceberg_format import StoreFileIO, read_files
 from pipeline.publish.iceberg_publish import list_table_files, publish_iceberg
 from pipeline.publish.target import SweepRule, to_target_path
 from tests.lake_copies import copy_lake
