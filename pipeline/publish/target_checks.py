@@ -104,7 +104,8 @@ def find_earlier_targets(layout: LakeLayout, names: Collection[str]) -> Iterator
     for url, is_erased in properties.published_targets.items():
         root, _, record = url.rpartition("/")
         name = root if record == LATEST else name_tables(root)
-        is_other = not is_erased and name not in names
+        # Tables whose place their catalog chose stay there, wherever new ones come: they are the published ones.
+        is_other = root and not is_erased and name not in names
         if is_other and (problem := _find_problem(root, record, properties.lake_id)):
             yield ErasedCopy(name, 0, (), problem)
 
