@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -18,7 +18,7 @@ _INVALID_LINK_STATUSES: Final = frozenset({400, 401, 403, 404, 410})
 """Answers of signed links that expired, and of pictures that no longer exist. Object stores answer 400, 403 or 404."""
 
 
-class ImageType(Struct, frozen=True):
+class ImageType(NamedTuple):
     """A type of pictures: its MIME type, and the extension of its files."""
 
     mime: str

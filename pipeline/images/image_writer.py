@@ -50,7 +50,7 @@ class ImageWriter:
     def adopt(self) -> None:
         """Create the folders, and store the complete downloads of a run that was killed."""
         self.store.prepare()
-        downloads = self.store.list_complete(_find_type)
+        downloads = self.store.list_complete(find_type)
         while batch := list(islice(downloads, _ADOPTED_BATCH)):
             self.write(batch)
         self._summary.adopted = self._summary.stored
@@ -117,11 +117,6 @@ class ImageWriter:
                 setattr(summary, record.state, getattr(summary, record.state) + 1)
                 self._reasons[f"{record.state}: {record.reason}"] += 1
         summary.reasons = dict(self._reasons.most_common(_MAX_REASONS))
-
-
-def _find_type(head: bytes) -> tuple[str, str] | None:
-    image_type = find_type(head)
-    return None if image_type is None else (image_type.mime, image_type.extension)
 
 
 def _describe(image: CompleteDownload, content: ImageContent | str) -> ImageRecord:

@@ -39,11 +39,6 @@ class ImageSelection(Struct, frozen=True):
     thumbnails: bool = False
     retry: bool = False
 
-    @property
-    def kinds(self) -> tuple[ImageKind, ...]:
-        """The links to fetch."""
-        return (ImageKind.IMAGE, ImageKind.THUMBNAIL) if self.thumbnails else (ImageKind.IMAGE,)
-
 
 class WorkItem(Struct, frozen=True):
     """A picture to fetch, and its link as the lake has it."""
@@ -99,7 +94,8 @@ class WorkList:
         selects = [
             f"SELECT file_id, id AS upload_id, '{kind}' AS kind, {LINK_KEYS[kind]} AS link,"
             " _fetched_at AS listed_at FROM uploads"
-            for kind in selection.kinds
+            for kind in ImageKind
+            if selection.thumbnails or kind is ImageKind.IMAGE
         ]
         known = "false" if selection.retry else "known.state IN ('not_found', 'refused')"
         lake.execute(f"CREATE TEMP VIEW upload_links AS {' UNION ALL '.join(selects)}")

@@ -265,7 +265,7 @@ class CloudStore(ObjectStore):
         return True
 
     def swap(self, path: str, content: bytes | Path, version: str | None, *, sha256: str = "") -> str:
-        digest = sha256 or _hash_content(content)
+        digest = sha256 or hashlib.sha256(content if isinstance(content, bytes) else _map_file(content)).hexdigest()
         with self._translate(path):
             mode: PutMode = "create" if version is None else json.loads(version)
             try:
@@ -365,13 +365,6 @@ def _describe(meta: Any, sha256: str = "") -> StoredObject:
 def _encode_version(meta: Any) -> str:
     """Return what the store compares: an ETag on S3 and Azure, a generation on GCS."""
     return json.dumps({key: meta[key] for key in ("e_tag", "version") if meta.get(key) is not None})
-
-
-def _hash_content(content: bytes | Path) -> str:
-    if isinstance(content, bytes):
-        return hashlib.sha256(content).hexdigest()
-    with content.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def describe_error(error: Exception) -> tuple[str, str]:
