@@ -15,7 +15,10 @@ from pipeline.atomic_files import temp_name
 from pipeline.errors import ExitCode, PublishError
 from pipeline.lake.lake import Lake
 from pipeline.publish import iceberg_publish, mirror
+from pipeline.publish.iceberg import find_tables_location
 from pipeline.publish.stores import open_store
+from pipeline.publish.target import note_target
+from pipeline.publish.target_checks import find_earlier_targets, name_tables
 from schemas.timestamps import SECOND
 from tests.findings import printed_lines
 from tests.lake.operations import called, told
@@ -170,6 +173,17 @@ def test_an_earlier_bucket_is_named(history: History, s3_server: S3Server, s3_ur
     open_store(s3_url).delete(["latest.json", "catalog.duckdb"])
     urlopen(Request(f"{s3_server.endpoint}/{s3_url.split('/')[2]}", method="DELETE"), timeout=10).close()
     assert purged(lake, 1).code == ExitCode.OK
+
+
+def test_a_place_that_a_catalog_chose_is_no_earlier_target(history: History) -> None:
+    """The tables that were published last are known by their location, or as those whose catalog chose it."""
+    with Lake(history.root, doing="test") as held:
+        found = []
+        for location in ("", "file:///tables"):
+            note_target(held.ledger, f"{location}/iceberg-owner.json")
+            found.append(find_tables_location(held.ledger.properties))
+        assert found == ["", "file:///tables"]
+        assert list(find_earlier_targets(held.layout, [name_tables("file:///tables")])) == []
 
 
 def _not_erased(out: str) -> list[str]:
