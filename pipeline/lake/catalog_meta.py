@@ -10,9 +10,8 @@ from msgspec.structs import asdict
 
 from pipeline.lake.catalog_images import IMAGE_COLUMNS, IMAGE_KEY, IMAGES_TABLE
 from pipeline.lake.catalog_sql import ARROW_TYPES, describe_format, list_columns
-from pipeline.lake.ledger_rebuild import embed_ledger
 from pipeline.lake.meta_tables import CATALOG_FORMAT, FRESHNESS_COLUMNS, META_TABLES, MetaTable
-from pipeline.lake.physical_tables import EMBEDDED_LEDGER, PARTS, PHYSICAL_SCHEMA, SUPERSEDED_VERSIONS
+from pipeline.lake.physical_tables import PARTS, PHYSICAL_SCHEMA, SUPERSEDED_VERSIONS
 from schemas.references import find_reference
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 
@@ -52,10 +51,6 @@ _DICTIONARY_COLUMNS: Final = (
     ("is_nullable", "BOOLEAN", "The column can be NULL."),
     ("is_view", "BOOLEAN", "The column belongs to a view that is computed from the tables."),
 )
-_LEDGER_COLUMNS: Final = (
-    ("table_name", "VARCHAR", "Table of the ledger."),
-    ("row_json", "VARCHAR", "One row of it, as JSON."),
-)
 _FRESHNESS_COLUMNS: Final = (*(column for column in FRESHNESS_COLUMNS if column[0] != "age_seconds"), CATALOG_FORMAT)
 _FRESHNESS: Final = "meta._freshness"
 _DICTIONARY: Final = "meta.data_dictionary"
@@ -68,7 +63,6 @@ def create_meta(writer: TableWriter) -> None:
     for name, comment, columns in (
         (SUPERSEDED_VERSIONS, "Superseded versions of files. Their rows do not count.", _SUPERSEDED_COLUMNS),
         (PARTS, "Parquet files of this snapshot, with their hashes.", _PART_COLUMNS),
-        (EMBEDDED_LEDGER, "Small tables of the ledger: a lost ledger is rebuilt from them.", _LEDGER_COLUMNS),
         *((f"meta.{table.name}", table.comment, table.columns) for table in META_TABLES),
         (_FRESHNESS, "One row: the source of meta.freshness.", _FRESHNESS_COLUMNS),
         (_DICTIONARY, "One row per column of the tables and views in main.", _DICTIONARY_COLUMNS),
@@ -87,16 +81,12 @@ def write_superseded_versions(writer: TableWriter, ledger: Ledger) -> None:
 
 
 def write_meta(writer: TableWriter, ledger: Ledger, spec: CatalogSpec) -> None:
-    """Write the tables of schema `meta`, the list of the parts, and the copy of the ledger's small tables.
-
-    `write_dictionary` writes the data dictionary.
-    """
+    """Write the tables of schema `meta` and the list of the parts; `write_dictionary` writes the data dictionary."""
     part_columns = [[getattr(part, name) for part in spec.parts] for name, _, _ in _PART_COLUMNS]
     _write_table(writer, PARTS, _PART_COLUMNS, part_columns)
     for meta_table in META_TABLES:
         _write_meta_table(writer, meta_table, ledger)
     _write_freshness(writer, ledger, spec)
-    embed_ledger(writer, ledger)
 
 
 def _write_table(

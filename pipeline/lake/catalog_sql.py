@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipeline.lake.models import Part
     from schemas.tables import Column, Table
 
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 """Raise it when `build_tables` writes other rows for the same parts: then no older catalog is updated."""
 _SIGHTS: Final = (
     ("first_seen_at", "_fetched_at", "First fetch of a file with a run under this version (UTC)."),

@@ -9,8 +9,8 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from pipeline.atomic_files import fsync_dir
-from pipeline.errors import SettingsError
-from pipeline.lake import catalog, ledger_rebuild, lookups, parts, retention
+from pipeline.errors import LakeCorruptedError, SettingsError
+from pipeline.lake import catalog, lookups, parts, retention
 from pipeline.lake.catalog_sql import CatalogSpec
 from pipeline.lake.folder_checks import require_lake_or_empty
 from pipeline.lake.integrity import (
@@ -20,8 +20,10 @@ from pipeline.lake.integrity import (
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, FolderKind, has_restore_mark
 from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.ledger import Ledger, integrity_problem
-from pipeline.lake.ledger_format import LedgerIdentity, describe_ledger, identify_ledger
+from pipeline.lake.ledger_format import describe_ledger, identify_ledger
+from pipeline.lake.ledger_rebuild import rebuild_ledger
 from pipeline.lake.pending_rows import write_pending_rows
+from pipeline.lake.sqlite_errors import REBUILD_HINT
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, TABLES
 
 if TYPE_CHECKING:
@@ -46,21 +48,23 @@ class Lake:
     ) -> None:
         """Prepare the lake in `root`.
 
-        With `check_before_open`, `findings` names what opening repairs, and without ledger and catalog documents alone
-        make a ledger. `is_restore`: the mark of an unfinished restore stays. Raises `SettingsError` for a folder with
-        other files, `LakeCorruptedError` for one without a source of a ledger; then nothing has changed.
+        With `check_before_open` a missing or damaged ledger is rebuilt, and `findings` names it. `is_restore`: the mark
+        of an unfinished restore stays. Raises `SettingsError` for a folder with other files, `LakeCorruptedError` for
+        a lake without its ledger; then nothing has changed.
         """
         self.layout = LakeLayout(root.absolute())
         identity = identify_ledger(self.layout.ledger)
         kind = require_lake_or_empty(self.layout, identity)
+        self._ledger_problem: str | None = None
         if kind is FolderKind.LAKE_WITHOUT_LEDGER:
-            problem = describe_ledger(self.layout.ledger, identity)
-            ledger_rebuild.find_sources(self.layout, problem, from_documents=check_before_open)
+            self._ledger_problem = describe_ledger(self.layout.ledger, identity)
+            if not check_before_open:
+                raise LakeCorruptedError(f"{self.layout.ledger}: {self._ledger_problem}.", hint=REBUILD_HINT)
         if must_exist and kind is FolderKind.EMPTY:
             raise SettingsError(f"No lake at {self.layout.root}.", hint="Run `scanlake sync`, or correct --lake.")
         self.is_new = kind is FolderKind.EMPTY
         self.findings: list[Finding] = []
-        """Whether opening has rebuilt the ledger from documents alone."""
+        """What opening has repaired."""
         self._check_before_open = check_before_open
         self._doing = doing
         self._is_restore = is_restore
@@ -94,15 +98,10 @@ class Lake:
         self._stack.close()
 
     def _repair_before_open(self) -> None:
-        ledger = self.layout.ledger
         refuse_foreign_entries(self.layout)
-        if ledger_rebuild.is_ledger_missing(self.layout):
-            problem: str | None = describe_ledger(ledger, LedgerIdentity.NEW)
-        else:
-            problem = integrity_problem(ledger) if self._check_before_open and ledger.exists() else None
-        if problem is not None:
-            rebuilt = ledger_rebuild.rebuild_ledger(self.layout, problem, from_documents=self._check_before_open)
-            self.findings += rebuilt.findings
+        if self._check_before_open and not self.is_new:
+            problem = self._ledger_problem or integrity_problem(self.layout.ledger)
+            self.findings += rebuild_ledger(self.layout, problem) if problem else ()
 
     def commit(self, commit: Commit) -> None:
         """Make the parts of a commit, which are on disk, and its progress current in one transaction.

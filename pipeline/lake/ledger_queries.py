@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     from pipeline.lake.models import Coverage
 
-_DERIVED_TABLES: Final = ("part", "superseded_version", "file_version", "image")
-_HISTORY_TABLES: Final = frozenset({"run", "read_window", "verification"})
-_MAX_HISTORY_ROWS: Final = 1_000
 _MAX_IDS: Final = 10_000  # ids in one statement; SQLite allows 32,766 parameters
 _PAGE_ROWS: Final = 50_000
 _ALL_COMMITS: Final = (0, 2**63 - 1)
@@ -281,18 +278,6 @@ class LedgerQueries(ABC):
         """Return when files were last purged, in microseconds; None before a purge."""
         at: int | None = self.query("SELECT max(purged_at) FROM purge")[0][0]
         return at
-
-    def rows_to_embed(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield (table, row) of the small tables, and of histories the newest rows: a rebuild needs them.
-
-        Readers of the catalog see them. So they have no URL of a report, and nothing of a purge that is under way.
-        """
-        tables = self._column("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
-        for name in sorted(set(tables).difference(_DERIVED_TABLES)):
-            newest = f" ORDER BY rowid DESC LIMIT {_MAX_HISTORY_ROWS}" if name in _HISTORY_TABLES else ""
-            condition = " WHERE name NOT LIKE 'purge%'" if name == "lake_property" else newest
-            hidden = {"url": None} if name == "report_order" else {}
-            yield from ((name, dict(row) | hidden) for row in self.query(f"SELECT * FROM {name}{condition}"))
 
 
 def _marks(values: Collection[object]) -> str:

@@ -1,24 +1,26 @@
-"""Rebuild of a lost ledger from the documents, and from the newest catalog, in which every publish embeds it.
+"""Rebuild of a lost or damaged ledger from the documents. Only `scanlake repair` does so.
 
-The catalog's table `physical.ledger` has the ledger's small tables. Documents have the file versions, also of commits
-after that publish. Without any catalog the ledger is rebuilt from documents alone, and only `scanlake repair` does so.
+Documents describe their versions, with deletions and rollbacks, so everything that makes the tables comes back. Kept
+snapshots stay, and the newest catalog has the rows of images. All other records are lost with the ledger.
 """
 
 from __future__ import annotations
 
-import json
-from contextlib import ExitStack, closing
-from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from contextlib import closing, contextmanager
+from itertools import repeat
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
 
 import duckdb
 import pyarrow as pa
-from msgspec.structs import astuple
+from msgspec import Struct, field
+from msgspec.structs import asdict, astuple, replace
 
 from pipeline.atomic_files import atomic_write, damaged_name, fsync_file
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.findings import damage, warning
+from pipeline.lake import ledger_writes
+from pipeline.lake.catalog_sql import read_spec
 from pipeline.lake.duckdb_errors import classify_read_error, first_line
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_part_files, list_snapshots
@@ -26,106 +28,57 @@ from pipeline.lake.image_records import COLUMNS
 from pipeline.lake.lake_folder import has_restore_mark
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger
-from pipeline.lake.ledger_documents import (
-    forget_absent_files,
-    forget_shared_ids,
-    forget_superseded_versions,
-    restore_versions,
-    take_documents,
-)
-from pipeline.lake.ledger_format import FORMAT, LedgerIdentity, identify_ledger, require_format
-from pipeline.lake.ledger_writes import insert, insert_all, next_commit_seq, set_coverage, set_properties
-from pipeline.lake.parts import RAW_TABLE, is_own_part
-from pipeline.lake.physical_tables import EMBEDDED_LEDGER, PART_COLUMNS, SUPERSEDED_VERSIONS, read_parts
+from pipeline.lake.models import Commit, SnapshotRecord
+from pipeline.lake.parts import RAW_TABLE, describe_part, is_own_part
+from pipeline.lake.pending_rows import write_pending_rows
+from pipeline.lake.physical_tables import PART_COLUMNS
+from pipeline.lake.raw_documents import VERSION_COLUMNS, iter_raw_batches, read_versions
 from pipeline.logs import get_logger
-from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES
-from schemas.timestamps import now_us
+from schemas.tables import COMMIT_SEQ_COLUMN, FILES, RAW, TABLES, UPLOADS
+from schemas.timestamps import SECOND, now_us
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
+    from pathlib import Path
 
     from pipeline.findings import Finding
-    from pipeline.lake.duckdb import TableWriter
+    from pipeline.flatten.flatten import FlattenResult
     from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.ledger_documents import TakenDocuments
+    from pipeline.lake.raw_documents import RawCommit
 
-_FORMAT: Final = "format"
 _BATCH_ROWS: Final = 1_000
 _LOST_RECORDS: Final = (
     "what only the ledger had is lost: the records of runs, verifications, rejects, reports, shares and purges, a"
-    " rollback's pause, and which images are stored (`scanlake images` fetches them again)"
+    " rollback's pause, and images that the catalog does not list (`scanlake images` fetches them again)"
 )
-_NO_SOURCE_HINT: Final = "Restore a backup, or sync into a new --lake."
 _log = get_logger()
 
 
-def embed_ledger(writer: TableWriter, ledger: Ledger) -> None:
-    """Copy the ledger's small tables into a catalog, as rows of one table: a DuckDB table takes a block."""
-    rows = [(name, json.dumps(row, default=_hex)) for name, row in ledger.rows_to_embed()]
-    rows.append((_FORMAT, str(FORMAT)))
-    names, texts = [name for name, _ in rows], [text for _, text in rows]
-    table = pa.table({"table_name": pa.array(names, pa.string()), "row_json": pa.array(texts, pa.string())})
-    writer.fill(EMBEDDED_LEDGER, table)
+def rebuild_ledger(layout: LakeLayout, problem: str) -> list[Finding]:
+    """Write a new ledger, and rename the one with the problem. Return what was found, and what is lost.
 
-
-def _hex(value: bytes) -> dict[str, str]:
-    return {"hex": value.hex()}
-
-
-def is_ledger_missing(layout: LakeLayout) -> bool:
-    """Return whether the folder has a lake without its ledger; an empty file or database is none."""
-    is_new = identify_ledger(layout.ledger) is LedgerIdentity.NEW
-    return is_new and (layout.catalog.exists() or bool(list_snapshots(layout) or list_part_files(layout)))
-
-
-class LedgerRebuild(NamedTuple):
-    """What a rebuild of the ledger has found and lost; `has_catalog`: not from documents alone."""
-
-    findings: list[Finding]
-    has_catalog: bool
-
-
-def rebuild_ledger(layout: LakeLayout, problem: str, *, from_documents: bool) -> LedgerRebuild:
-    """Write a new ledger; rename the one with the problem. `from_documents`: without a catalog documents suffice.
-
-    Raises `LakeCorruptedError` without a source.
+    Raises `LakeCorruptedError` without documents that can be read; then no ledger is written.
     """
-    for source in find_sources(layout, problem, from_documents=from_documents):
-        try:
-            with translate_os_errors(layout.ledger), atomic_write(layout.ledger) as temp:
-                with closing(Ledger(temp)) as ledger, ExitStack() as stack:
-                    db = None if source is None else stack.enter_context(read_database(source))
-                    taken = _restore(layout, ledger, db)
-                if source is None and not taken.parts:
-                    raise LakeCorruptedError(f"{layout.documents_dir}: no documents can be read.", hint=_NO_SOURCE_HINT)
-                fsync_file(temp)  # a disk that fails here leaves the damaged ledger in its place
-                quarantine_ledger(layout)
-        except duckdb.Error as error:
-            _raise_unless_damaged(error)
-            _log.warning("catalog.read_failed", error=first_line(error))
-            continue
-        _log.warning("ledger.rebuilt", source="documents" if source is None else layout.part_name(source))
-        return LedgerRebuild(list(_describe(layout, problem, source, taken)), source is not None)
-    raise _make_no_source_error(layout, problem)
+    with translate_os_errors(layout.ledger), atomic_write(layout.ledger) as temp:
+        with closing(Ledger(temp)) as ledger:
+            problems = _restore(layout, ledger)
+            if not ledger.parts():
+                raise LakeCorruptedError(
+                    f"{layout.ledger}: {problem}, and there are no documents to rebuild it from.",
+                    hint="Restore a backup, or sync into a new --lake.",
+                )
+        fsync_file(temp)  # a disk that fails here leaves the damaged ledger in its place
+        _quarantine_ledger(layout)
+    _log.warning("ledger.rebuilt", source="documents")
+    hint = "Run `scanlake sync`: it fetches the files of this part again."
+    return [
+        damage(layout.ledger.name, problem, f"rebuilt from the documents; {_LOST_RECORDS}"),
+        *(warning("lake", name, f"{text}; left out", hint, ExitCode.REJECTS) for name, text in problems.items()),
+    ]
 
 
-def _describe(layout: LakeLayout, problem: str, source: Path | None, taken: TakenDocuments) -> Iterator[Finding]:
-    repair = "rebuilt from the newest catalog"
-    if source is None:
-        repair = f"rebuilt from the documents; {_LOST_RECORDS}"
-    elif taken.parts:
-        repair += " and from later documents; the records of their runs are lost"
-    yield damage(layout.ledger.name, problem, repair)
-    for name, left_out in taken.problems.items():
-        hint = "Run `scanlake sync`: it fetches the files of this part again."
-        yield warning("lake", name, f"{left_out}; left out", hint, ExitCode.REJECTS)
-    if source is None:
-        for _, path in list_snapshots(layout):
-            yield damage(layout.part_name(path), "cannot be read", "deleted")
-
-
-def quarantine_ledger(layout: LakeLayout) -> None:
+def _quarantine_ledger(layout: LakeLayout) -> None:
     """Rename a damaged ledger and its log, which SQLite would replay into the next ledger."""
     name = damaged_name(layout.ledger.name)
     for suffix in ("-wal", "-shm", "-journal", ""):
@@ -134,125 +87,159 @@ def quarantine_ledger(layout: LakeLayout) -> None:
             path.rename(layout.ledger.with_name(f"{name}{suffix}"))
 
 
-def find_sources(layout: LakeLayout, problem: str, *, from_documents: bool) -> list[Path | None]:
-    """Return the catalogs with an embedded ledger, newest first, and None for documents alone.
-
-    Raises `SettingsError` for one of another format, `LakeCorruptedError` about the ledger's problem without a source.
-    """
-    snapshots = [path for _, path in reversed(list_snapshots(layout))]
-    sources: list[Path | None] = []
-    for path in filter(Path.is_file, (layout.catalog, *snapshots)):
-        try:
-            with read_database(path) as db:
-                rows = db.execute(f"SELECT row_json FROM {EMBEDDED_LEDGER} WHERE table_name = '{_FORMAT}'").fetchall()
-        except duckdb.Error as error:
-            _raise_unless_damaged(error)
-            continue
-        require_format(int(rows[0][0]) if rows else 1)
-        sources.append(path)
-    if from_documents and _has_documents(layout):
-        sources.append(None)
-    if not sources:
-        raise _make_no_source_error(layout, problem)
-    return sources
-
-
-def _raise_unless_damaged(error: duckdb.Error) -> None:
-    """Raise an error that shows no damage, such as a missing permission: it must not lead to an earlier source."""
-    failure = classify_read_error(error)
-    if isinstance(error, duckdb.OutOfMemoryException) or isinstance(failure, StorageError | LakeLockedError):
-        raise failure or error
-
-
-def _has_documents(layout: LakeLayout) -> bool:
-    """Return whether there are raw parts. An unfinished restore may not have brought them all."""
-    return not has_restore_mark(layout.root) and any(map(is_own_part, layout.documents_dir.glob("*")))
-
-
-def _make_no_source_error(layout: LakeLayout, problem: str) -> LakeCorruptedError:
-    return LakeCorruptedError(
-        f"{layout.ledger}: {problem}, and there is no catalog to rebuild it from. Nothing was changed.",
-        hint="Run `scanlake repair`." if _has_documents(layout) else _NO_SOURCE_HINT,
-    )
-
-
-def _restore(layout: LakeLayout, ledger: Ledger, db: duckdb.DuckDBPyConnection | None) -> TakenDocuments:
-    """Fill a new ledger from a catalog, if there is one, and from documents."""
-    with ledger.transaction() as target:
-        problems = {} if db is None else _restore_catalog(target, layout, db)
-        published = next_commit_seq(target) - 1
-        taken = take_documents(target, layout, _list_unnamed_documents(target, layout), after_seq=published)
-        forget_absent_files(target)
-        forget_shared_ids(target)
-        if problems or taken.problems:
-            set_coverage(target, [])  # the next sync lists all files, and fetches those whose documents are lost
-        _restore_retired_parts(target, layout)
-        # A number is never used twice, not even that of a commit after the last publish.
+def _restore(layout: LakeLayout, ledger: Ledger) -> dict[str, str]:
+    """Fill a new ledger, and write the rows of all tables. Return the problems of documents parts, by name."""
+    with ledger.transaction() as db:
+        problems = _take_parts(db, layout)
+        # A number is never used twice, not even that of a commit whose documents are lost.
         used = [int(path.name.partition("-")[0]) for path in list_part_files(layout)]
-        seq = max(next_commit_seq(target), *(seq + 1 for seq in used), 1)
-        # What is embedded about a catalog is of the one before.
-        set_properties(target, next_commit_seq=seq, catalog=None, delta_base=None)
-    return taken
-
-
-def _restore_catalog(
-    target: sqlite3.Connection, layout: LakeLayout, db: duckdb.DuckDBPyConnection
-) -> Mapping[str, str]:
-    """Restore what a catalog shows. Return the problems of its raw parts that cannot be read, by name."""
-    parts = read_parts(db)
-    (number,) = db.execute("SELECT snapshot FROM meta._freshness").fetchall()[0]
-    _restore_small_tables(target, db)
-    _restore_images(target, db)
-    insert_all(target, "part", PART_COLUMNS, map(astuple, parts))
-    superseded = _rows(db, f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {SUPERSEDED_VERSIONS}")
-    insert_all(target, "superseded_version", ("file_id", "commit_seq"), superseded)
-    target.execute("UPDATE snapshot SET state = 'published' WHERE snapshot = ?", (number,))
-    problems = restore_versions(target, layout, (part for part in parts if part.table_name == RAW_TABLE))
-    if problems:  # the tables still show these versions; without digests, they are fetched again
-        names = {FILES.name, DELETED_FILES.name}
-        restore_versions(target, layout, (part for part in parts if part.table_name in names))
-    forget_superseded_versions(target)
+        ledger_writes.set_properties(db, next_commit_seq=max(used, default=0) + 1, pending_rows_from=1)
+        _restore_snapshots(db, layout)
+        _restore_images(db, layout)
+    records = _CommitRecords()
+    layout.create_dirs(layout.folders(table.name for table in TABLES))
+    write_pending_rows(layout, ledger, records.add)
+    documents = [part.name for part in ledger.parts() if part.table_name == RAW_TABLE]
+    with ledger.transaction() as db:
+        records.write(db)
+        for rows in read_versions(layout, documents, by_instance=records.has_shared_ids):
+            ledger_writes.insert_all(db, "file_version", VERSION_COLUMNS, rows)
+        current = "SELECT commit_seq, file_id FROM file_version"
+        superseded = f"SELECT commit_seq, file_id FROM temp.document EXCEPT {current}"
+        db.execute(f"INSERT INTO superseded_version (commit_seq, file_id) {superseded}")
+        db.execute("DROP TABLE temp.document")
+        ledger_writes.require_publish(db)
     return problems
 
 
-def _list_unnamed_documents(target: sqlite3.Connection, layout: LakeLayout) -> list[Path]:
-    """Return the raw parts that the ledger does not name."""
-    named = {row[0] for row in target.execute("SELECT name FROM part UNION ALL SELECT name FROM retired_part")}
-    raw = [path for path in list_part_files(layout) if path.parent == layout.documents_dir and not path.is_symlink()]
-    return sorted(path for path in raw if layout.part_name(path) not in named)
+# Documents parts
 
 
-def _restore_small_tables(target: sqlite3.Connection, db: duckdb.DuckDBPyConnection) -> None:
-    for name, text in _rows(db, f"SELECT table_name, row_json FROM {EMBEDDED_LEDGER}"):
-        if name != _FORMAT:
-            row = {column: _unhex(value) for column, value in json.loads(text).items()}
-            insert(target, name, row, on_conflict="REPLACE")
+def _take_parts(db: sqlite3.Connection, layout: LakeLayout) -> dict[str, str]:
+    """Record the parts with the newest versions, without the parts that repeat one: a merge has replaced them.
+
+    Returns the problems of those that cannot be read, by name.
+    """
+    problems = {}
+    db.execute("CREATE TEMP TABLE document (name TEXT NOT NULL, file_id INTEGER NOT NULL, commit_seq INTEGER NOT NULL)")
+    # An unfinished restore may not have brought all parts.
+    paths = [] if has_restore_mark(layout.root) else filter(is_own_part, layout.documents_dir.glob("*"))
+    names = sorted(map(layout.part_name, paths))
+    for name in names:
+        try:
+            db.executemany("INSERT INTO temp.document VALUES (?, ?, ?)", list(_iter_keys(layout, name)))
+        except (OSError, pa.ArrowException, LakeCorruptedError) as error:
+            _log.warning("raw.read_failed", part=name, error=first_line(error))
+            problems[name] = f"cannot be read: {first_line(error).rstrip('.')}"
+    db.execute("CREATE INDEX temp.document_name ON document (name)")
+    db.execute("CREATE INDEX temp.document_version ON document (file_id, commit_seq)")
+    by_newest = db.execute(
+        "SELECT name FROM (SELECT *, commit_seq = max(commit_seq) OVER (PARTITION BY file_id) AS is_newest"
+        " FROM temp.document) GROUP BY name ORDER BY sum(is_newest) DESC, name"
+    ).fetchall()
+    for row in by_newest:
+        db.execute(
+            "DELETE FROM temp.document WHERE name IN (SELECT other.name FROM temp.document AS chosen"
+            " JOIN temp.document AS other USING (file_id, commit_seq) WHERE chosen.name = ?1 AND other.name <> ?1)",
+            row,
+        )
+    spans = db.execute("SELECT name, count(*), min(commit_seq), max(commit_seq) FROM temp.document GROUP BY name")
+    parts = [
+        describe_part(layout, layout.part_path(name), RAW_TABLE, rows, (first, last))
+        for name, rows, first, last in sorted(spans.fetchall(), key=itemgetter(2, 0))
+    ]
+    ledger_writes.insert_all(db, "part", PART_COLUMNS, map(astuple, parts))
+    # Those that were left out are no orphans: their retention begins now.
+    left_out = sorted(set(names).difference(part.name for part in parts))
+    last = max((number for number, _ in list_snapshots(layout)), default=0)
+    retired = [(name, now_us(), last) for name in left_out]
+    ledger_writes.insert_all(db, "retired_part", ("name", "retired_at", "last_snapshot"), retired)
+    return problems
 
 
-def _restore_images(target: sqlite3.Connection, db: duckdb.DuckDBPyConnection) -> None:
-    """Restore the rows of pictures. A snapshot has none: the next `scanlake images` stores those again."""
-    if not db.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'images' AND schema_name = 'main'").fetchall():
-        return
+def _iter_keys(layout: LakeLayout, name: str) -> Iterator[tuple[str, int, int]]:
+    """Yield (name, file_id, commit_seq) of a part's versions. Reads it whole: damage of any column is an error."""
+    for batch in iter_raw_batches(layout, [name]):
+        if batch.schema.names != RAW.names:
+            raise LakeCorruptedError("has the columns of another version.")
+        keys = (batch.column(key).to_pylist() for key in ("file_id", COMMIT_SEQ_COLUMN))
+        yield from zip(repeat(name), *keys, strict=False)
+
+
+class _CommitRecords(Struct):
+    """What commits have recorded beside versions, made again from their rows."""
+
+    definitions: dict[str, int] = field(default_factory=dict)
+    drift: list[Commit] = field(default_factory=list)
+    tenants: set[int] = field(default_factory=set)
+    has_detail_forms: bool = False
+    has_shared_ids: bool = False
+
+    def add(self, commit: RawCommit, flat: FlattenResult) -> None:
+        """Add a commit, or a piece of one."""
+        self.definitions |= dict.fromkeys(flat.definitions, commit.seq)
+        if flat.drift:
+            drift = {(item.table, item.key, item.kind): count for item, count in flat.drift.items()}
+            at = max(version.fetched_at for version in commit.versions)
+            self.drift.append(Commit(commit.seq, commit.run_id, at, drift=drift))
+        self.has_detail_forms |= flat.has_detail_forms
+        if (uploads := flat.tables.get(UPLOADS.name)) is not None:
+            self.tenants |= set(uploads["tenant_id"].unique().to_pylist()) - {None}
+        if (files := flat.tables.get(FILES.name)) is not None:
+            names = ("file_id", "instance_file_id", "service_id")
+            ids = zip(*(files[name].to_pylist() for name in names), strict=True)
+            self.has_shared_ids |= any(file_id == instance != service for file_id, instance, service in ids)
+
+    def write(self, db: sqlite3.Connection) -> None:
+        """Record everything in a ledger."""
+        ledger_writes.insert_all(db, "definition", ("hash", "commit_seq"), self.definitions.items())
+        for commit in self.drift:
+            ledger_writes.record_drift(db, commit)
+        ledger_writes.set_properties(
+            db,
+            tenants=sorted(self.tenants),
+            has_detail_forms=self.has_detail_forms or None,
+            identity="file_id" if self.has_shared_ids else None,
+        )
+
+
+# Catalogs
+
+
+def _restore_snapshots(db: sqlite3.Connection, layout: LakeLayout) -> None:
+    """Record the kept snapshots. Without coverage the lake claims no watermark, so they claim none here.
+
+    One that cannot be read has a record too: `check` names it.
+    """
+    for number, path in list_snapshots(layout):
+        record = SnapshotRecord(
+            number, int(path.stat().st_mtime * SECOND), "", complete=False, commit_seq=0, files=0, watermark=None
+        )
+        with _skip_damaged_catalog(path), read_database(path) as catalog:
+            spec = read_spec(catalog)
+            run_id = spec.snapshot.run_id or ""  # of a catalog without a run
+            last = max((part.last_commit_seq for part in spec.parts), default=0)
+            record = replace(spec.snapshot, snapshot=number, run_id=run_id, commit_seq=last, watermark=None)
+        ledger_writes.insert(db, "snapshot", {**asdict(record), "state": "published"})
+
+
+def _restore_images(db: sqlite3.Connection, layout: LakeLayout) -> None:
+    """Record the images that the newest catalog lists."""
     times = ("taken_at", "fetched_at")
     selected = ", ".join(f"epoch_us({name})" if name in times else name for name in COLUMNS)
-    rows = _rows(db, f"SELECT {selected}, 1 FROM main.images")
-    insert_all(target, "image", (*COLUMNS, "change_seq"), rows)
+    with _skip_damaged_catalog(layout.catalog), read_database(layout.catalog) as catalog:
+        images = catalog.execute(f"SELECT {selected}, 1 FROM main.images")
+        while rows := images.fetchmany(_BATCH_ROWS):
+            ledger_writes.insert_all(db, "image", (*COLUMNS, "change_seq"), rows)
 
 
-def _unhex(value: Any) -> Any:
-    return bytes.fromhex(value["hex"]) if isinstance(value, dict) else value
-
-
-def _restore_retired_parts(target: sqlite3.Connection, layout: LakeLayout) -> None:
-    """Record documents that were left out: they are no orphans."""
-    now, last = now_us(), max((number for number, _ in list_snapshots(layout)), default=0)
-    names = {layout.part_name(path) for path in layout.documents_dir.glob("*") if is_own_part(path)}
-    retired = [(name, now, last) for name in sorted(names)]
-    insert_all(target, "retired_part", ("name", "retired_at", "last_snapshot"), retired, on_conflict="IGNORE")
-    target.execute("DELETE FROM retired_part WHERE name IN (SELECT name FROM part)")
-
-
-def _rows(db: duckdb.DuckDBPyConnection, sql: str) -> Iterator[tuple[Any, ...]]:
-    cursor = db.cursor()  # the rows of another query may be on their way
-    result = cursor.execute("USE lake").execute(sql)
-    return chain.from_iterable(iter(lambda: result.fetchmany(_BATCH_ROWS), []))
+@contextmanager
+def _skip_damaged_catalog(path: Path) -> Iterator[None]:
+    """End the block at damage. Raise an error that shows none, such as a missing permission."""
+    try:
+        yield
+    except (duckdb.Error, IndexError) as error:
+        failure = classify_read_error(error) if isinstance(error, duckdb.Error) and path.exists() else None
+        if isinstance(error, duckdb.OutOfMemoryException) or isinstance(failure, StorageError | LakeLockedError):
+            raise failure or error from error
+        _log.warning("catalog.read_failed", name=path.name, error=first_line(error))

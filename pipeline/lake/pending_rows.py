@@ -17,18 +17,24 @@ from schemas.tables import DELETED_FILES, FILES
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pipeline.flatten.flatten import FlattenResult
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.models import Part
+    from pipeline.lake.raw_documents import RawCommit
 
 _REASON = "the documents were damaged before their rows were written; the next sync fetches the file again"
 _log = get_logger()
 
 
-def write_pending_rows(layout: LakeLayout, ledger: Ledger) -> None:
-    """Write the pending rows of the lake as parts, if there are any. Raises `StorageError`.
+def write_pending_rows(
+    layout: LakeLayout, ledger: Ledger, on_commit: Callable[[RawCommit, FlattenResult], None] | None = None
+) -> None:
+    """Write the pending rows of the lake as parts, if there are any; show each commit to `on_commit`.
 
-    A file whose documents cannot be read leaves the tables, and the next sync fetches it again.
+    Raises `StorageError`. A file whose documents cannot be read leaves the tables, and the next sync fetches it again.
     """
     first = ledger.properties.pending_rows_from
     if first is None:
@@ -40,7 +46,7 @@ def write_pending_rows(layout: LakeLayout, ledger: Ledger) -> None:
     written: list[Part] = []
     for part in raw:
         try:
-            for batch in iter_raw_batches(layout, [part]):
+            for batch in iter_raw_batches(layout, [part.name]):
                 buffer.add({DELETED_FILES.name: select_tombstones(batch)}, run_id=_name_parts(), seq=first)
                 for commit in iter_commits(batch):
                     flat = flatten(
@@ -51,6 +57,8 @@ def write_pending_rows(layout: LakeLayout, ledger: Ledger) -> None:
                         texts_from_list=commit.texts_from_list,
                     )
                     definitions.written |= flat.definitions
+                    if on_commit is not None:
+                        on_commit(commit, flat)
                     buffer.add(flat.tables, run_id=_name_parts(), seq=commit.seq)
                     if (files := flat.tables.get(FILES.name)) is not None:
                         flattened.update((file_id, commit.seq) for file_id in files["file_id"].to_pylist())

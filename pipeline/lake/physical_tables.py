@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 PHYSICAL_SCHEMA: Final = "physical"
 SUPERSEDED_VERSIONS: Final = f"{PHYSICAL_SCHEMA}.superseded_versions"
 PARTS: Final = f"{PHYSICAL_SCHEMA}.parts"
-EMBEDDED_LEDGER: Final = f"{PHYSICAL_SCHEMA}.ledger"
 PART_COLUMNS: Final = Part.__struct_fields__
 
 

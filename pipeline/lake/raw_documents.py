@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
+from pipeline.lake.duckdb import open_worker_connection
+from pipeline.lake.models import FileVersionRecord
+from pipeline.lake.sql import sql_read_parquet
 from schemas.file_versions import FileVersion
-from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FETCHED, RESTORED
+from schemas.tables import ABSENT, COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FETCHED, RESTORED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
-    from pipeline.lake.models import Part
 
+VERSION_COLUMNS: Final = FileVersionRecord.__struct_fields__
+"""The columns of the ledger's table file_version."""
 _DOCUMENTS_PER_BATCH: Final = 500
+_VERSIONS_PER_BATCH: Final = 50_000
 
 
 class RawCommit(Struct, frozen=True):
@@ -31,11 +36,34 @@ class RawCommit(Struct, frozen=True):
     versions: tuple[FileVersion, ...]
 
 
-def iter_raw_batches(layout: LakeLayout, parts: Sequence[Part]) -> Iterator[pa.RecordBatch]:
+def iter_raw_batches(layout: LakeLayout, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of raw parts. Raises OSError or `pa.ArrowException` for a damaged part."""
-    for part in parts:
-        with pq.ParquetFile(layout.part_path(part.name), page_checksum_verification=True) as file:
+    for name in names:
+        with pq.ParquetFile(layout.part_path(name), page_checksum_verification=True) as file:
             yield from file.iter_batches(_DOCUMENTS_PER_BATCH)
+
+
+def read_versions(
+    layout: LakeLayout, names: Sequence[str], *, up_to: int | None = None, by_instance: bool
+) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the newest version of each file in raw parts, up to a commit, in batches of `VERSION_COLUMNS`.
+
+    `by_instance`: the instance is the key of a file. Versions from before that are of other files.
+    """
+    if not names:
+        return
+    source = sql_read_parquet(map(layout.part_path, names))
+    first = f"(SELECT coalesce(max(_seq), 0) FROM {source} WHERE instance_id <> file_id)" if by_instance else "0"
+    with open_worker_connection(layout.spill_dir) as db:
+        versions = db.execute(
+            "SELECT file_id, _seq, kind = $deleted, epoch_us(updated_at), epoch_us(_fetched_at), coalesce(digest, ''),"
+            " coalesce(fetch_signature, ''), coalesce(is_stable, false), instance_id, _run_id"
+            f" FROM {source} WHERE ($seq IS NULL OR _seq <= $seq) AND _seq > {first}"
+            " QUALIFY row_number() OVER (PARTITION BY file_id ORDER BY _seq DESC) = 1 AND kind <> $absent",
+            {"deleted": DELETED, "absent": ABSENT, "seq": up_to},
+        )
+        while rows := versions.fetchmany(_VERSIONS_PER_BATCH):
+            yield rows
 
 
 def iter_commits(batch: pa.RecordBatch) -> Iterator[RawCommit]:

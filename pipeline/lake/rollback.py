@@ -17,6 +17,7 @@ from pipeline.lake import ledger_writes
 from pipeline.lake.duckdb import open_worker_connection
 from pipeline.lake.ledger_writes import insert, insert_all, set_properties
 from pipeline.lake.parts import RAW_ROW_GROUP_FILES, RAW_TABLE, check_part_intact, write_raw_rows
+from pipeline.lake.raw_documents import VERSION_COLUMNS, read_versions
 from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import ABSENT, COMMIT_SEQ_COLUMN, DELETED, RAW, RESTORED
 from schemas.timestamps import SECOND
@@ -30,11 +31,6 @@ if TYPE_CHECKING:
     from pipeline.lake.models import Part, RollbackPause, RunRecord, SnapshotRecord
 
 _PAIRS: Final = pa.schema([("file_id", pa.int64()), (COMMIT_SEQ_COLUMN, pa.int64())])
-_BATCH_ROWS: Final = 50_000
-_COLUMNS: Final = (
-    *("file_id", "commit_seq", "deleted", "updated_at", "fetched_at", "digest", "fetch_signature", "is_stable"),
-    *("instance_id", "run_id"),
-)
 _CHANGED: Final = "FROM file_version AS v LEFT JOIN temp.restored AS r ON r.file_id = v.file_id"
 _DIFFERS: Final = "v.commit_seq IS NOT r.commit_seq"
 
@@ -110,22 +106,10 @@ def _find_versions(lake: Lake, db: sqlite3.Connection, target: SnapshotRecord) -
         " updated_at INTEGER, fetched_at INTEGER, digest BLOB, fetch_signature TEXT, is_stable INTEGER,"
         " instance_id INTEGER, run_id TEXT)"
     )
-    if not (paths := [lake.layout.part_path(part.name) for part in _list_raw_parts(lake.ledger)]):
-        return
-    source = sql_read_parquet(paths)
-    # Versions from before the instance became the key of a file are of other files.
     by_instance = lake.ledger.properties.identity == "file_id"
-    first = f"(SELECT coalesce(max(_seq), 0) FROM {source} WHERE instance_id <> file_id)" if by_instance else "0"
-    with open_worker_connection(lake.layout.spill_dir) as documents:
-        versions = documents.execute(
-            "SELECT file_id, _seq, kind = $deleted, epoch_us(updated_at), epoch_us(_fetched_at), coalesce(digest, ''),"
-            " coalesce(fetch_signature, ''), coalesce(is_stable, false), instance_id, _run_id"
-            f" FROM {source} WHERE _seq <= $seq AND _seq > {first}"
-            " QUALIFY row_number() OVER (PARTITION BY file_id ORDER BY _seq DESC) = 1 AND kind <> $absent",
-            {"deleted": DELETED, "absent": ABSENT, "seq": target.commit_seq},
-        )
-        while rows := versions.fetchmany(_BATCH_ROWS):
-            insert_all(db, "temp.restored", _COLUMNS, rows)
+    documents = [part.name for part in _list_raw_parts(lake.ledger)]
+    for rows in read_versions(lake.layout, documents, up_to=target.commit_seq, by_instance=by_instance):
+        insert_all(db, "temp.restored", VERSION_COLUMNS, rows)
 
 
 def _list_raw_parts(ledger: Ledger) -> list[Part]:
@@ -207,8 +191,8 @@ def _restore_versions(db: sqlite3.Connection, target: SnapshotRecord, seq: int) 
         f" SELECT v.commit_seq, v.file_id {_CHANGED} WHERE {_DIFFERS}"
     )
     db.execute("DELETE FROM file_version WHERE file_id NOT IN (SELECT file_id FROM temp.restored)")
-    values = ", ".join(f"r.{name}" for name in _COLUMNS if name != "commit_seq")
-    names = ", ".join(name for name in _COLUMNS if name != "commit_seq")
+    values = ", ".join(f"r.{name}" for name in VERSION_COLUMNS if name != "commit_seq")
+    names = ", ".join(name for name in VERSION_COLUMNS if name != "commit_seq")
     db.execute(
         f"INSERT OR REPLACE INTO file_version (commit_seq, {names}) SELECT ?, {values} FROM temp.restored AS r"
         f" LEFT JOIN file_version AS v ON v.file_id = r.file_id WHERE {_DIFFERS}",

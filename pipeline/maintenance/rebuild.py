@@ -177,7 +177,7 @@ def _list_tasks(
     """
     known = frozenset(definitions.all)
     pending: list[pa.RecordBatch] = []
-    for batch in iter_raw_batches(lake.layout, raw):
+    for batch in iter_raw_batches(lake.layout, [part.name for part in raw]):
         current = _select_current(lake.ledger, batch)
         rows.add({DELETED_FILES.name: select_tombstones(batch.filter(current))})
         if not definitions.seqs.isdisjoint(batch.column(COMMIT_SEQ_COLUMN).unique().to_pylist()):

@@ -65,6 +65,8 @@ def test_rows_files_and_the_truth_agree_byte_for_byte(pictured: PicturedLakes, l
     for is_lost in (False, True):
         for path in lake.glob("ledger.sqlite*") if is_lost else ():
             path.unlink()
+        if is_lost:
+            assert called(lake, "repair").code == ExitCode.OK
         again = called(lake, "images", "--set", "images_thumbnails=true", "--json", **pictured.service).json
         assert (again["stored"], again["stored_before"], again["requests"]) == (0, len(truth), {})
         assert recorded_rows(lake) == recorded

@@ -216,11 +216,14 @@ async def test_yesterdays_files_over_todays(
 
 
 def test_a_blank_ledger_costs_no_part(lake: Path) -> None:
-    """A database without tables in the place of the ledger is a lost ledger: it is rebuilt, and all parts stay."""
+    """A database without tables in the place of the ledger is a lost ledger: no sync takes the parts for orphans."""
     (lake / "ledger.sqlite").unlink()
     with closing(sqlite3.connect(lake / "ledger.sqlite")) as blank:
         blank.execute("VACUUM")
     assert (lake / "ledger.sqlite").exists()
+    with pytest.raises(LakeCorruptedError), Lake(lake, doing="test"):
+        pass
+    checked(lake)
     with Lake(lake, doing="test") as held:
         assert held.ledger.count_files() == 2
     assert checked(lake, read_data=True).damage == []

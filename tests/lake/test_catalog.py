@@ -182,7 +182,7 @@ def test_a_catalog_needs_nothing_beside_it(tmp_path: Path) -> None:
     others = {"file_events", "file_versions", "images"}
     main = [("main", name) for name in sorted(others.union(table.name for table in TABLES if table.schema == "main"))]
     assert listed[: len(main)] == main == [row for row in listed if row[0] == "main"]
-    assert [row for row in listed if row[0] == "physical"] == listed[-3:]
+    assert [row for row in listed if row[0] == "physical"] == listed[-2:]
     assert not [name for name in shown if name.startswith("_")]
 
 

@@ -14,7 +14,7 @@ import duckdb
 import pytest
 
 from pipeline.cli import main
-from pipeline.errors import ExitCode, LakeCorruptedError
+from pipeline.errors import ExitCode
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
@@ -193,24 +193,6 @@ def test_a_catalog_that_lacks_a_file_is_not_updated(lakes: Path, tmp_path: Path)
         commit(held, {5: 3}, stamp=4)
         held.publish("run", at=AT + 4, complete=True, watermark=AT + 4)
     assert _read(lake / "catalog.duckdb")["files"].total() == _FILES - 1
-
-
-def test_rows_that_a_lost_ledger_needs(lakes: Path, tmp_path: Path) -> None:
-    """Without a ledger a catalog whose rows are damaged gives place to a snapshot; without one nothing is written."""
-    lake = _copy(lakes / "lake", tmp_path)
-    (lake / "ledger.sqlite").unlink()
-    expected = _read(lake / "catalog.duckdb")
-    *_, newest = sorted((lake / "snapshots").glob("*.duckdb"))
-    intact = newest.read_bytes()
-    for path in (lake / "catalog.duckdb", *(lake / "snapshots").glob("*.duckdb")):
-        path.chmod(0o600)
-        _flip_rows(path, "physical.parts", "name")
-    with pytest.raises(LakeCorruptedError), Lake(lake, doing="sync"):
-        pass
-    assert not (lake / "ledger.sqlite").exists()
-    newest.write_bytes(intact)
-    told(lake, "repair")
-    assert _read(lake / "catalog.duckdb") == expected
 
 
 def test_a_file_of_sqlite_is_damage_for_every_reader(

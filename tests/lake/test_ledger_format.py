@@ -14,7 +14,6 @@ import pytest
 
 from pipeline.cli import main
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.lake import ledger_rebuild
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_format import FORMAT, create_tables
@@ -86,15 +85,6 @@ def test_the_lake_of_each_release_is_opened(tmp_path: Path) -> None:
         with Lake(lake, doing="test", must_exist=True) as held:
             held.republish(at=AT)
         assert called(lake, "check").code == ExitCode.OK, version
-
-
-def test_a_lost_ledger_of_another_format_is_not_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The catalog knows the format, too."""
-    monkeypatch.setattr(ledger_rebuild, "FORMAT", FORMAT + 1)
-    publish_one_file(tmp_path / "lake")
-    (tmp_path / "lake" / "ledger.sqlite").unlink()
-    with pytest.raises(SettingsError, match=f"format {FORMAT + 1};"), Lake(tmp_path / "lake", doing="test"):
-        pass
 
 
 def test_a_ledger_is_created_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -1,13 +1,13 @@
-"""A lost ledger is rebuilt from the newest catalog and from documents."""
+"""A lost ledger is rebuilt from documents."""
 
 from __future__ import annotations
 
-import re
 import shutil
 from typing import TYPE_CHECKING, Final
 from unittest.mock import patch
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import LakeCorruptedError, LakeLockedError, StorageError
@@ -17,13 +17,13 @@ from pipeline.lake.models import RunRecord
 from pipeline.maintenance.repair import repair_files
 from pipeline.settings import Settings
 from tests.lake import lake_builder
-from tests.lake.corruption import checked, flip_column
+from tests.lake.corruption import checked
 from tests.lake.history import differing_rows
-from tests.lake.lake_builder import AT, commit, insert_reject
-from tests.lake.operations import compact_all, merge_all, republish, told
+from tests.lake.lake_builder import AT, commit
+from tests.lake.operations import compact_all, merge_all, told
 from tests.lake_copies import copy_lake
 from tests.rows import every
-from tests.sync.sync_harness import asked, check_equal, opened, synced, tampered, verified
+from tests.sync.sync_harness import asked, check_equal, opened, synced, verified
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,30 +48,29 @@ def forget_snapshots_after(lake: Path, catalog: bytes | None) -> None:
         (lake / "catalog.duckdb").write_bytes(catalog)
 
 
-OF_ONE_FILE: Final = ("next_commit_seq", "learned_limits", "catalog", "delta_base", "has_unpublished_rows")
-"""Properties that a rebuilt ledger need not have as they were: its catalog is published again."""
 NEXT_SEQ: Final = "SELECT value FROM lake_property WHERE name = 'next_commit_seq'"
 
 
 def test_a_lost_ledger_comes_back_as_it_was(history: History, tmp_path: Path) -> None:
-    """Opening a lake without its ledger rebuilds it: versions, coverage, parts and facts."""
+    """A repair of a lake without its ledger rebuilds it: rows, versions, facts and snapshots; no number comes twice."""
     lake = copy_lake(history.old.lake, tmp_path / "lake")
     questions = (
         *RECORDS,
-        "SELECT * FROM coverage ORDER BY 1",
-        f"SELECT * FROM lake_property WHERE name NOT IN {OF_ONE_FILE} ORDER BY 1",
-        "SELECT * FROM part ORDER BY 1",
-        "SELECT * FROM superseded_version ORDER BY 1, 2",
-        "SELECT name FROM retired_part ORDER BY 1",
-        "SELECT run_id, state FROM run ORDER BY 1",
+        "SELECT * FROM lake_property WHERE name IN ('identity', 'tenants', 'has_detail_forms') ORDER BY 1",
+        "SELECT snapshot, complete, files FROM snapshot WHERE state = 'published' ORDER BY 1",
     )
     before = {question: asked(lake, question) for question in questions}
+    numbers = [int(path.stem) for path in sorted((lake / "snapshots").iterdir())]
     ((seq,),) = asked(lake, NEXT_SEQ)
     (lake / "ledger.sqlite").unlink()
-    with Lake(lake, doing="sync"):
-        pass
-    assert {question: asked(lake, question) for question in questions} == before
+    assert checked(lake).damage[0].subject == "ledger.sqlite"
+    *others, (snapshots, before_snapshots) = [(asked(lake, question), before[question]) for question in questions]
+    assert [rows for rows, former in others if rows != former] == []
+    assert snapshots[:-1] == [row for row in before_snapshots if row[0] in numbers]
+    assert snapshots[-1][0] == numbers[-1] + 1
     assert int(asked(lake, NEXT_SEQ)[0][0]) >= int(seq)
+    assert differing_rows(history.old.lake, lake) == []
+    assert "cannot be restored" not in told(lake, "rollback", str(numbers[-1]), "--yes")
 
 
 async def test_what_was_committed_after_the_last_publish_is_kept(history: History, tmp_path: Path) -> None:
@@ -83,6 +82,7 @@ async def test_what_was_committed_after_the_last_publish_is_kept(history: Histor
         shutil.copytree(lake, before)
         records = [asked(lake, question) for question in RECORDS]
         forget_snapshots_after(lake, (history.yesterday.lake / "catalog.duckdb").read_bytes())
+        checked(lake)
         summary = await synced(emulator, lake, accept_new_base_url=True)
         assert summary.details_fetched == summary.files_stored == 0
         assert differing_rows(before, lake) == []
@@ -98,25 +98,22 @@ def test_documents_that_a_merge_has_replaced_are_retired(tmp_path: Path) -> None
         for number in range(3):
             commit(held, {1: number, 10 + number: 0}, stamp=number)
         held.publish("", at=AT, complete=True, watermark=AT)
-        catalog = (lake / "catalog.duckdb").read_bytes()
         for number in range(3, 25):
             commit(held, {1: number, 10 + number: 0}, stamp=number)
         held.republish(at=AT)
         assert compact_all(held, Settings(lake=lake, keep_raw_versions=1))
     raw = {path.name for path in lake.glob("documents/*")}
     assert len(raw) == 26
-    for kept in (catalog, None):
-        copy = shutil.copytree(lake, tmp_path / f"copy-{kept is None}")
-        forget_snapshots_after(copy, kept)
-        with Lake(copy, doing="repair", check_before_open=True) as held:
-            repair_files(held, read_data=True)
-            retired = {part.name for part in held.ledger.retired_parts() if part.name.startswith("documents/")}
-            assert len(retired) == (1 if kept else 25)
-        with opened(copy) as db:
-            files = dict(db.execute("SELECT file_id, snap_count FROM files").fetchall())
-            assert files == {1: 24} | {10 + number: 0 for number in range(25)}
-        assert checked(copy, read_data=True, mend=False).damage == []
-        assert {path.name for path in copy.glob("documents/*")} == raw
+    forget_snapshots_after(lake, None)
+    with Lake(lake, doing="repair", check_before_open=True) as held:
+        repair_files(held, read_data=True)
+        retired = {part.name for part in held.ledger.retired_parts() if part.name.startswith("documents/")}
+        assert len(retired) == 25
+    with opened(lake) as db:
+        files = dict(db.execute("SELECT file_id, snap_count FROM files").fetchall())
+        assert files == {1: 24} | {10 + number: 0 for number in range(25)}
+    assert checked(lake, read_data=True, mend=False).damage == []
+    assert {path.name for path in lake.glob("documents/*")} == raw
 
 
 def test_documents_that_a_merge_has_put_around_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,32 +136,16 @@ def test_documents_that_a_merge_has_put_around_others(tmp_path: Path, monkeypatc
     assert {row[0] for row in asked(lake, "SELECT last_commit_seq FROM part WHERE table_name = 'files'")} == {22}
 
 
-async def test_versions_that_cannot_be_read(history: History, tmp_path: Path) -> None:
-    """If a raw part no longer describes its versions, the tables show them, and the next sync lists all files."""
-    lake = tmp_path / "lake"
-    async with history.today.live_on(lake) as emulator:
-        (part,) = lake.glob("documents/000000000001-*")
-        ((files,),) = asked(lake, "SELECT count(*) FROM file_version WHERE commit_seq = 1")
-        (lake / "ledger.sqlite").unlink()
-        flip_column(part, "digest")
-        with Lake(lake, doing="sync") as held:
-            assert held.ledger.count_files() == len(history.today.truth)
-            assert held.ledger.coverage() == ()
-        checked(lake)
-        assert (await synced(emulator, lake, accept_new_base_url=True)).details_fetched == files > 0
-        check_equal(lake, emulator)
-    assert checked(lake, read_data=True, mend=False).damage == []
-
-
-def test_a_version_that_was_given_up_stays_so(lake: Path) -> None:
-    """A file that a repair has taken out of the tables does not come back by its documents, but by the next sync."""
-    with Lake(lake, doing="test") as held:
-        held.ledger.queue_refetch({11: b'{"id": 11}'}, incomplete={11}, reason="r", run_id="r", at=AT)
-        held.republish(at=AT)
+def test_documents_of_another_format_make_no_ledger(lake: Path) -> None:
+    """Documents with other columns are of another version: a lost ledger of such a lake is not rebuilt."""
+    for path in (lake / "documents").iterdir():
+        rows = pq.read_table(path).drop_columns("evidence")
+        path.unlink()
+        pq.write_table(rows, path)
     (lake / "ledger.sqlite").unlink()
-    with Lake(lake, doing="test") as held:
-        assert [file_id for file_id, _ in held.ledger.iter_files()] == [12]
-        assert [request.file_id for request in held.ledger.refetch_requests()] == [11]
+    with pytest.raises(LakeCorruptedError, match="no documents to rebuild it from"):
+        checked(lake)
+    assert not (lake / "ledger.sqlite").exists()
 
 
 def test_an_error_that_shows_no_damage(lake: Path) -> None:
@@ -186,39 +167,8 @@ def test_an_unstable_version_stays_unstable(tmp_path: Path, monkeypatch: pytest.
         lake_builder.commit(held, {1: 1, 2: 1})
         held.publish("", at=lake_builder.AT, complete=True, watermark=None)
     (lake / "ledger.sqlite").unlink()
-    with Lake(lake, doing="test"):
-        pass
+    checked(lake)
     assert asked(lake, "SELECT file_id, is_stable FROM file_version ORDER BY 1") == [(1, 0), (2, 1)]
-
-
-def test_rejects_and_orders_survive(lake: Path) -> None:
-    """Whatever small table the ledger has is carried by the catalog, documents byte for byte."""
-    with tampered(lake) as db:
-        insert_reject(db, None, b"\xff\x00\xfe")
-        db.execute("INSERT INTO report_job VALUES ('j', 'f', '{}', '{}', 1, NULL, 'open')")
-    republish(lake)
-    (lake / "ledger.sqlite").unlink()
-    with Lake(lake, doing="sync"):
-        pass
-    assert "1 reject in meta.rejects" in told(lake, "check")
-    assert asked(lake, "SELECT document FROM reject") == [(b"\xff\x00\xfe",)]
-    assert asked(lake, "SELECT job, state FROM report_job") == [("j", "open")]
-
-
-def test_readers_of_a_catalog_see_no_secret_of_the_ledger(lake: Path) -> None:
-    """The copy of the ledger in a catalog has no URL of a report, and no name of a picture that a purge deletes."""
-    with Lake(lake, doing="test") as held:
-        with held.ledger.transaction() as db:
-            db.execute(
-                "INSERT INTO report_order (job, batch, attempt, name, state, files, intended_at, url)"
-                " VALUES ('job', 1, 1, 'report-0001', 'ordered', 1, 1, 'https://service/s3cret')"
-            )
-        held.ledger.set_properties(purged_pictures=["images/ab/c0ffee.png"])
-        held.republish_records(at=AT + 1)
-    with opened(lake) as catalog:
-        embedded = str(catalog.execute("FROM physical.ledger").fetchall())
-    assert "report-0001" in embedded
-    assert not {"s3cret", "c0ffee"}.intersection(re.findall(r"\w+", embedded))
 
 
 @every("damage", ["middle", "head", "text", "empty", "free list"])
@@ -241,7 +191,8 @@ def test_a_damaged_ledger_is_moved_aside(damage: str, two_files: Path, tmp_path:
             held.ledger.begin_run(RunRecord("r", "sync", "0", AT))
         assert stopped.value.exit_code == 9
     first = checked(lake).damage[0]
-    assert (first.subject, first.repair) == ("ledger.sqlite", "rebuilt from the newest catalog")
+    assert first.subject == "ledger.sqlite"
+    assert first.repair.startswith("rebuilt from the documents; what only the ledger had is lost: the records of runs")
     [aside] = lake.glob("ledger.sqlite.damaged-*Z-????????")
     assert f"{aside.name}: a damaged ledger, replaced by a rebuilt one" in told(lake, "check")
     with Lake(lake, doing="sync") as held:
@@ -249,12 +200,15 @@ def test_a_damaged_ledger_is_moved_aside(damage: str, two_files: Path, tmp_path:
         assert not held.needs_publish
 
 
-def test_without_any_catalog_nothing_is_touched(lake: Path) -> None:
-    """With parts but neither ledger nor catalog a sync, or a query, refuses the lake and names the way out."""
-    forget_snapshots_after(lake, None)
-    before = sorted(lake.rglob("*"))
-    with pytest.raises(LakeCorruptedError) as refusal, Lake(lake, doing="sync"):
-        pass
-    assert refusal.value.hint == "Run `scanlake repair`."
+def test_a_sync_rebuilds_no_ledger(lake: Path) -> None:
+    """Without its ledger, with or without a catalog, a sync or a query refuses the lake and names the way out."""
+    (lake / "ledger.sqlite").unlink()
+    for has_catalog in (True, False):
+        if not has_catalog:
+            (lake / "catalog.duckdb").unlink()
+        before = sorted(lake.rglob("*"))
+        with pytest.raises(LakeCorruptedError) as refusal, Lake(lake, doing="sync"):
+            pass
+        assert refusal.value.hint == "Run `scanlake repair` to rebuild the ledger."
+        assert sorted(lake.rglob("*")) == before
     assert "catalog.duckdb is missing. Run `scanlake repair`." in told(lake, "query", "SELECT 1", code=9)
-    assert sorted(lake.rglob("*")) == before
