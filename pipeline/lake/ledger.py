@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-import threading
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -42,37 +41,36 @@ class Ledger(LedgerQueries):
 
         Raises `SettingsError` for a ledger of another format, `LakeCorruptedError` for any other database.
         """
-        self._lock, self._path = threading.RLock(), path
         if identify_ledger(path) is LedgerIdentity.OTHER_DATABASE:
             raise LakeCorruptedError(f"{path}: {LedgerIdentity.OTHER_DATABASE.value}.", hint=REBUILD_HINT)
         make_log_writable(path)
-        with self._translate_errors():
-            self._db = _connect(path)
-            self._db.execute("PRAGMA synchronous = FULL")
-            create_tables(self._db)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._reader = _ReadConnection(_connect(path), path)
+        with translate_sqlite_errors(path):
+            super().__init__(_connect(path), path)
+            self.db.execute("PRAGMA synchronous = FULL")
+            create_tables(self.db)
+            self.db.execute("PRAGMA journal_mode = WAL")
+            self._reader = LedgerQueries(_connect(path), path)
 
     def close(self) -> None:
         """Close the ledger."""
-        with self._lock, self._reader.lock:
+        with self.lock, self._reader.lock:
             self._reader.db.close()
-            self._db.close()
+            self.db.close()
 
     def copy_to(self, path: Path) -> None:
         """Write a consistent copy of the ledger to a new file."""
-        with self._lock, self._translate_errors(), closing(sqlite3.connect(path)) as copy:
-            self._db.backup(copy)
+        with self.lock, translate_sqlite_errors(self._path), closing(sqlite3.connect(path)) as copy:
+            self.db.backup(copy)
 
     def vacuum_securely(self) -> None:
         """Overwrite deleted rows on disk, in the ledger's file and in its log.
 
         Raises `StorageError` while another process reads them: SQLite waits half a minute for it.
         """
-        with self._lock, self._reader.lock, self._translate_errors():
+        with self.lock, self._reader.lock, translate_sqlite_errors(self._path):
             for statement in ("PRAGMA secure_delete = ON", "VACUUM"):
-                self._db.execute(statement).fetchall()
-            (is_busy, *_) = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                self.db.execute(statement).fetchall()
+            (is_busy, *_) = self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if is_busy:
             raise StorageError(
                 f"{self._path}: Another process reads rows that were deleted.",
@@ -81,8 +79,8 @@ class Ledger(LedgerQueries):
 
     def empty_log(self) -> None:
         """Move the log's content into the ledger's file: on a full disk this makes room for one more transaction."""
-        with self._lock, self._reader.lock, self._translate_errors():
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        with self.lock, self._reader.lock, translate_sqlite_errors(self._path):
+            self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -90,23 +88,15 @@ class Ledger(LedgerQueries):
 
         Raises `StorageError` when the disk is full or fails.
         """
-        with self._lock, self._translate_errors():
-            self._db.execute("BEGIN IMMEDIATE")
+        with self.lock, translate_sqlite_errors(self._path):
+            self.db.execute("BEGIN IMMEDIATE")
             try:
-                yield self._db
-                self._db.execute("COMMIT")
+                yield self.db
+                self.db.execute("COMMIT")
             except BaseException:
-                if self._db.in_transaction:  # a full disk has ended it already; an open one would block the next
-                    self._db.execute("ROLLBACK")
+                if self.db.in_transaction:  # a full disk has ended it already; an open one would block the next
+                    self.db.execute("ROLLBACK")
                 raise
-
-    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
-        """Return the rows of a query. Waits for a transaction of another thread."""
-        with self._lock, self._translate_errors():
-            return self._db.execute(sql, parameters).fetchall()
-
-    def _translate_errors(self) -> AbstractContextManager[None]:
-        return translate_sqlite_errors(self._path)
 
     def file_versions(self, file_ids: Sequence[int]) -> dict[int, FileVersionRecord]:
         """Return the latest versions of some files, by id."""
@@ -301,19 +291,6 @@ class Ledger(LedgerQueries):
                 (number - 1, at, number),
             )
             set_properties(db, has_unpublished_rows=False)
-
-
-class _ReadConnection(LedgerQueries):
-    """A second connection, with a lock of its own."""
-
-    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
-        self.db, self._path = db, path
-        self.lock = threading.Lock()
-
-    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
-        """Return the rows of a query."""
-        with self.lock, translate_sqlite_errors(self._path):
-            return self.db.execute(sql, parameters).fetchall()
 
 
 def integrity_problem(path: Path) -> str | None:

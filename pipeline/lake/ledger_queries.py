@@ -1,8 +1,8 @@
-"""Queries on the ledger, for the writer (`Ledger`) and for read-only access (`LedgerReader`)."""
+"""Queries on the ledger, for the writer (`Ledger`) and for read-only access."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import threading
 from enum import EnumType
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
@@ -17,10 +17,12 @@ from pipeline.lake.models import (
     SnapshotRecord,
     VerificationRecord,
 )
+from pipeline.lake.sqlite_errors import translate_sqlite_errors
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection, Iterator, Sequence
+    from pathlib import Path
 
     from pipeline.lake.models import Coverage
 
@@ -29,12 +31,20 @@ _PAGE_ROWS: Final = 50_000
 _ALL_COMMITS: Final = (0, 2**63 - 1)
 
 
-class LedgerQueries(ABC):
-    """Named queries. Subclasses execute the SQL."""
+class LedgerQueries:
+    """Named queries on one connection, by one thread at a time."""
 
-    @abstractmethod
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
+        """Take a connection to the ledger at `path`."""
+        self.db, self._path, self.lock = db, path, threading.RLock()
+
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
-        """Return the rows of a query."""
+        """Return the rows of a query. Raises `LakeCorruptedError` or `StorageError` if SQLite cannot read them.
+
+        Waits for a transaction of another thread.
+        """
+        with self.lock, translate_sqlite_errors(self._path):
+            return self.db.execute(sql, parameters).fetchall()
 
     def count(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Return the only number of a query; 0 for NULL."""

@@ -33,7 +33,7 @@ from pipeline.lake.user_query import limit_address_space
 from pipeline.logs import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from pipeline.settings import Settings
 
@@ -210,20 +210,8 @@ def _open_error(path: Path, error: duckdb.Error) -> ScanlakeError:
 # Ledger
 
 
-class LedgerReader(LedgerQueries):
-    """A ledger opened read-only. Raises `LakeCorruptedError` or `StorageError` if SQLite cannot read it."""
-
-    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
-        self._db, self._path = db, path
-
-    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
-        """Return the rows of a query."""
-        with translate_sqlite_errors(self._path):
-            return self._db.execute(sql, parameters).fetchall()
-
-
 @contextmanager
-def open_ledger_readonly(layout: LakeLayout) -> Iterator[LedgerReader]:
+def open_ledger_readonly(layout: LakeLayout) -> Iterator[LedgerQueries]:
     """Open the lake's ledger without locking or changing it, or any file beside it.
 
     Raises `LakeCorruptedError`, `StorageError`, and `SettingsError` for a ledger of another format.
@@ -238,6 +226,6 @@ def open_ledger_readonly(layout: LakeLayout) -> Iterator[LedgerReader]:
                 uri = copy.as_uri()
             db = stack.enter_context(closing(sqlite3.connect(uri, uri=True, timeout=10)))
         db.row_factory = sqlite3.Row
-        ledger = LedgerReader(db, layout.ledger)
+        ledger = LedgerQueries(db, layout.ledger)
         require_format(ledger.format(), db)
         yield ledger

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pipeline.findings import Finding
     from pipeline.lake.models import LakeProperties
-    from pipeline.lake.reader import LedgerReader
+    from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.settings import Settings
 
 _DISK_LIMITS_BYTES: Final = (50_000_000, 1_000_000_000)  # free: below the first an error, below the second a warning
@@ -122,7 +122,7 @@ def check_lake(settings: Settings, *, read_data: bool = False) -> Iterator[Findi
 
 
 def _check_history(
-    layout: LakeLayout, ledger: LedgerReader, settings: Settings, *, is_locked: bool
+    layout: LakeLayout, ledger: LedgerQueries, settings: Settings, *, is_locked: bool
 ) -> Iterator[Finding]:
     yield ok("lake", "ledger", f"{pluralize(ledger.count_files(), 'file')}, format {ledger.format()}")
     properties = ledger.properties

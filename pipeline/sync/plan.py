@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from pipeline.client.client import Client
     from pipeline.crawl.models import CrawlOptions
-    from pipeline.lake.reader import LedgerReader
+    from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.settings import Settings
 
 _MAX_PAGES: Final = 20  # of one window, without includes
@@ -117,14 +117,14 @@ def _estimate_disk(layout: LakeLayout, files: int, document_bytes: float | None)
     return round(catalog_bytes + _CATALOG_BYTES + files * document_bytes * _BYTES_PER_DOCUMENT_BYTE)
 
 
-def _list_windows(ledger: LedgerReader, settings: Settings) -> list[Window]:
+def _list_windows(ledger: LedgerQueries, settings: Settings) -> list[Window]:
     coverage, properties = ledger.coverage(), ledger.properties
     if properties.watermark is not None and properties.lookback_due:
         coverage = remove_lookback(coverage, properties.watermark, int(settings.lookback_seconds))
     return list(uncovered_windows(coverage, None, None))
 
 
-def _read_cost(ledger: LedgerReader) -> _FileCost:
+def _read_cost(ledger: LedgerQueries) -> _FileCost:
     """Return what the lake shows: nothing while it has too few versions, no rate without a run of many calls."""
     versions, size = ledger.measure_parts(RAW_TABLE)
     if versions < _MIN_FILES:
@@ -139,7 +139,7 @@ def _read_cost(ledger: LedgerReader) -> _FileCost:
 
 
 async def _count_files(
-    client: Client, options: CrawlOptions, window: Window, ledger: LedgerReader | None
+    client: Client, options: CrawlOptions, window: Window, ledger: LedgerQueries | None
 ) -> tuple[int, int, bool]:
     """Return the files of a window's list, how many the lake lacks in that version, and whether all were listed."""
     query = options.query(window, cheap=True)

@@ -49,7 +49,7 @@ def rewrite_part(lake: Path, part: Path) -> None:
     rows = pq.read_table(part)
     pq.write_table(rows.take(pa.array(reversed(range(len(rows))))), part)
     with Lake(lake, doing="check") as held:
-        held.ledger._db.execute(
+        held.ledger.db.execute(
             "UPDATE part SET sha256 = ?, bytes = ? WHERE name = ?",
             (sha256_file(part), part.stat().st_size, f"tables/files/{part.name}"),
         )
