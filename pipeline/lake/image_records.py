@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec import Struct, field
 
-from pipeline.lake import ledger_writes
+from pipeline.lake.ledger import insert_all
 
 if TYPE_CHECKING:
     import sqlite3
@@ -162,7 +162,7 @@ def write_images(ledger: Ledger, records: Sequence[ImageRecord]) -> None:
     with ledger.transaction() as db:
         seq = int(db.execute("SELECT coalesce(max(change_seq), 0) + 1 FROM image").fetchone()[0])
         rows = [(*_read_values(record), seq) for record in records]
-        ledger_writes.insert_all(db, "image", (*COLUMNS, "change_seq"), rows, on_conflict="REPLACE")
+        insert_all(db, "image", (*COLUMNS, "change_seq"), rows, on_conflict="REPLACE")
 
 
 def delete_images(db: sqlite3.Connection, before: Mapping[int, int]) -> set[str]:

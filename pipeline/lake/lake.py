@@ -20,10 +20,9 @@ from pipeline.lake.integrity import (
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, FolderKind, has_restore_mark
 from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.ledger import Ledger, integrity_problem
-from pipeline.lake.ledger_format import describe_ledger, identify_ledger
+from pipeline.lake.ledger_format import REBUILD_HINT, describe_ledger, identify_ledger
 from pipeline.lake.ledger_rebuild import rebuild_ledger
 from pipeline.lake.pending_rows import write_pending_rows
-from pipeline.lake.sqlite_errors import REBUILD_HINT
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, TABLES
 
 if TYPE_CHECKING:

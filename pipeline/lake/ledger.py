@@ -6,31 +6,42 @@ derived from the ledger.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import stat
 from contextlib import closing, contextmanager
+from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from msgspec.structs import asdict, replace
 
 from pipeline.errors import LakeCorruptedError, StorageError
-from pipeline.lake import ledger_writes
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.ledger_format import LedgerIdentity, create_tables, identify_ledger
+from pipeline.lake.ledger_format import (
+    REBUILD_HINT,
+    LedgerIdentity,
+    create_tables,
+    describe_error,
+    has_unknown_format,
+    identify_ledger,
+    translate_sqlite_errors,
+)
 from pipeline.lake.ledger_queries import LedgerQueries
-from pipeline.lake.ledger_writes import insert, insert_all, require_publish, set_properties
-from pipeline.lake.models import RunRecord, SnapshotRecord
-from pipeline.lake.sqlite_errors import REBUILD_HINT, describe_error, has_unknown_format, translate_sqlite_errors
+from pipeline.lake.models import LakeProperties, RunRecord, SnapshotRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pipeline.lake.models import Commit, FileVersionRecord, Part, VerificationRecord
 
 _TIMEOUT_SECONDS: Final = 30.0  # for which SQLite waits for another process
+_PROPERTIES: Final = frozenset(LakeProperties.__struct_fields__)
+_MAX_VALUES: Final = 900  # of one statement; old versions of SQLite allow 999
+_MAX_DRIFT_KEYS: Final = 2_000
 
 
 class Ledger(LedgerQueries):
@@ -129,7 +140,7 @@ class Ledger(LedgerQueries):
         if unknown:
             raise ValueError(f"RunRecord has no field {sorted(unknown)}")
         with self.transaction() as db:
-            ledger_writes.update_run(db, run_id, columns)
+            update_run(db, run_id, columns)
 
     def record_verification(self, record: VerificationRecord, *, repairs: bool = True) -> None:
         """Record the result of a verify. One that found differences and `repairs` none makes no later one needless."""
@@ -143,34 +154,34 @@ class Ledger(LedgerQueries):
     def commit(self, commit: Commit) -> None:
         """Make a commit current."""
         with self.transaction() as db:
-            set_properties(db, next_commit_seq=max(commit.commit_seq + 1, ledger_writes.next_commit_seq(db)))
+            set_properties(db, next_commit_seq=max(commit.commit_seq + 1, next_commit_seq(db)))
             if commit.parts:
                 set_properties(db, has_unpublished_rows=True)
             for part in commit.parts:
                 insert(db, "part", asdict(part))
-            ledger_writes.set_pending_rows(db, commit)
-            ledger_writes.upsert_file_versions(db, commit)
+            _set_pending_rows(db, commit)
+            _upsert_file_versions(db, commit)
             definitions = [(name, commit.commit_seq) for name in commit.definitions]
             insert_all(db, "definition", ("hash", "commit_seq"), definitions, on_conflict="IGNORE")
-            ledger_writes.record_rejects(db, commit)
-            ledger_writes.record_drift(db, commit)
-            ledger_writes.insert_windows(db, commit)
+            _record_rejects(db, commit)
+            record_drift(db, commit)
+            _insert_windows(db, commit)
             if commit.coverage is not None:
-                ledger_writes.set_coverage(db, commit.coverage)
+                set_coverage(db, commit.coverage)
             if commit.run is not None:
-                ledger_writes.update_run(db, commit.run_id, asdict(commit.run))
+                update_run(db, commit.run_id, asdict(commit.run))
                 set_properties(db, run_progress=commit.progress)
 
     def begin_lookback(self, coverage: Sequence[tuple[int | None, int | None]]) -> None:
         """Store the coverage without the lookback window, which this run reads again."""
         with self.transaction() as db:
-            ledger_writes.set_coverage(db, coverage)
+            set_coverage(db, coverage)
             set_properties(db, lookback_due=False)
 
     def move_watermark_back(self, watermark: int, coverage: Sequence[tuple[int | None, int | None]]) -> None:
         """Store an earlier watermark and its coverage: nothing after it counts as read. Its lookback is due."""
         with self.transaction() as db:
-            ledger_writes.set_coverage(db, coverage)
+            set_coverage(db, coverage)
             set_properties(db, watermark=watermark, lookback_due=True)
 
     def switch_key_to_instance(self, run_id: str, at: int) -> None:
@@ -183,7 +194,7 @@ class Ledger(LedgerQueries):
             for table in ("file_version", "coverage", "refetch_queue"):
                 db.execute(f"DELETE FROM {table}")
             db.execute("DELETE FROM reject WHERE file_id IS NOT NULL")
-            ledger_writes.count_drift(db, ("files", "file_id", "identity"), 1, run_id, at)
+            _count_drift(db, ("files", "file_id", "identity"), 1, run_id, at)
             require_publish(db)
 
     # Parts
@@ -210,7 +221,7 @@ class Ledger(LedgerQueries):
         deleted.
         """
         with self.transaction() as db:
-            ledger_writes.replace_parts(db, (part.name for part in old), new, at=at)
+            replace_parts(db, (part.name for part in old), new, at=at)
             deleted = db.execute("DELETE FROM superseded_version WHERE commit_seq BETWEEN ? AND ?", superseded_span)
             require_publish(db, same_rows=same_rows)
         return deleted.rowcount
@@ -246,7 +257,7 @@ class Ledger(LedgerQueries):
                 " SELECT file_id, updated_at FROM file_version WHERE file_id = ?",
                 file_ids,
             )
-            ledger_writes.supersede_file_versions(db, superseded)
+            _supersede_file_versions(db, superseded)
             db.executemany("DELETE FROM file_version WHERE file_id = ?", superseded)
             db.executemany("UPDATE file_version SET is_stable = 0 WHERE file_id = ?", file_ids)
             db.executemany(
@@ -284,7 +295,7 @@ class Ledger(LedgerQueries):
         with self.transaction() as db:
             db.execute(
                 "UPDATE snapshot SET state = 'published', commit_seq = ? WHERE snapshot = ?",
-                (ledger_writes.next_commit_seq(db) - 1, number),
+                (next_commit_seq(db) - 1, number),
             )
             db.execute(
                 "UPDATE retired_part SET last_snapshot = ?, retired_at = max(retired_at, ?) WHERE last_snapshot = ?",
@@ -335,3 +346,175 @@ def make_log_writable(path: Path) -> None:
         if log.exists() and not os.access(log, os.W_OK):
             with translate_os_errors(log):
                 log.chmod(stat.S_IMODE(path.stat().st_mode))
+
+
+# Statements inside a transaction of the caller
+
+
+def insert(db: sqlite3.Connection, table: str, row: Mapping[str, Any], *, on_conflict: str = "ABORT") -> None:
+    """Insert a row, given as {column: value}. `on_conflict` is ABORT, IGNORE or REPLACE."""
+    insert_all(db, table, tuple(row), [tuple(row.values())], on_conflict=on_conflict)
+
+
+def insert_all(
+    db: sqlite3.Connection,
+    table: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    on_conflict: str = "ABORT",
+) -> None:
+    """Insert rows whose values are in the order of `columns`. `on_conflict` is ABORT, IGNORE or REPLACE.
+
+    Some rows at a time: after each statement this thread waits for the interpreter lock, which the fetch has.
+    """
+    start = f"INSERT OR {on_conflict} INTO {table} ({', '.join(columns)}) VALUES "
+    marks = f"({', '.join('?' * len(columns))})"
+    remaining = iter(rows)
+    while chunk := list(islice(remaining, _MAX_VALUES // len(columns))):
+        db.execute(start + ", ".join([marks] * len(chunk)), [value for row in chunk for value in row])
+
+
+def update_run(db: sqlite3.Connection, run_id: str, columns: Mapping[str, Any]) -> None:
+    """Change columns of a run, given as {column: value}."""
+    assignments = ", ".join(f"{name} = :{name}" for name in columns)
+    db.execute(f"UPDATE run SET {assignments} WHERE run_id = :run_id", {**columns, "run_id": run_id})
+
+
+def set_properties(db: sqlite3.Connection, **changes: Any) -> None:
+    """Store properties of the lake, named as in `LakeProperties`. None deletes one."""
+    if unknown := changes.keys() - _PROPERTIES:
+        raise ValueError(f"LakeProperties has no field {sorted(unknown)}")
+    for name, value in changes.items():
+        if value is None:
+            db.execute("DELETE FROM lake_property WHERE name = ?", (name,))
+        else:
+            insert(db, "lake_property", {"name": name, "value": json.dumps(value)}, on_conflict="REPLACE")
+
+
+def next_commit_seq(db: sqlite3.Connection) -> int:
+    """Return the number of the next commit."""
+    rows = db.execute("SELECT value FROM lake_property WHERE name = 'next_commit_seq'").fetchall()
+    return int(json.loads(rows[0][0])) if rows else 1
+
+
+def require_publish(db: sqlite3.Connection, *, same_rows: bool = False) -> None:
+    """Skip a commit number, so that the newest catalog is behind the ledger.
+
+    Unless the current rows are the same, the catalog cannot be updated any more: it must be built again.
+    """
+    set_properties(db, next_commit_seq=next_commit_seq(db) + 1)
+    if not same_rows:
+        set_properties(db, has_unpublished_rows=True, delta_base=None)
+
+
+def set_coverage(db: sqlite3.Connection, coverage: Sequence[tuple[int | None, int | None]]) -> None:
+    """Replace the coverage."""
+    db.execute("DELETE FROM coverage")
+    insert_all(db, "coverage", ("start_second", "end_second"), coverage)
+
+
+# Statements of a commit
+
+
+def _upsert_file_versions(db: sqlite3.Connection, commit: Commit) -> None:
+    """Make the versions and tombstones of a commit the current ones."""
+    deleted = [(tombstone.file_id,) for tombstone in commit.tombstones]
+    file_ids = [(version.file_id,) for version in commit.versions] + deleted
+    # The rows of the former version are no longer current, in any table: child rows are replaced as a set.
+    _supersede_file_versions(db, file_ids)
+    seq, run_id = commit.commit_seq, commit.run_id
+    db.executemany(
+        "INSERT OR REPLACE INTO file_version (file_id, commit_seq, deleted, updated_at, fetched_at, digest,"
+        " fetch_signature, is_stable, instance_id, run_id) VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (v.file_id, seq, v.updated_at, v.fetched_at, digest, v.fetch_signature, v.is_stable, v.instance, run_id)
+            for v, digest in zip(commit.versions, commit.digests, strict=True)
+        ],
+    )
+    db.executemany(
+        # A file that the lake never had is inserted too: else its next version would leave it in deleted_files.
+        "INSERT INTO file_version (file_id, commit_seq, deleted, fetched_at, digest, fetch_signature, is_stable,"
+        " run_id) VALUES (?, ?, 1, ?, x'', '', 0, ?) ON CONFLICT (file_id) DO UPDATE SET"
+        " commit_seq = excluded.commit_seq, deleted = 1, is_stable = 0, run_id = excluded.run_id",
+        [(stone.file_id, seq, stone.deletion_detected_at, run_id) for stone in commit.tombstones],
+    )
+    resolved = [*file_ids, *((file_id,) for file_id in commit.resolved_files)]
+    db.executemany("DELETE FROM refetch_queue WHERE file_id = ?", resolved)
+    insert_all(db, "refetch_queue", ("file_id", "updated_at"), commit.refetch, on_conflict="REPLACE")
+
+
+def _set_pending_rows(db: sqlite3.Connection, commit: Commit) -> None:
+    """Record whether rows of this commit, or of earlier ones, are not in parts yet."""
+    if commit.rows_pending is False:
+        set_properties(db, pending_rows_from=None)
+    elif commit.rows_pending:
+        row = {"name": "pending_rows_from", "value": json.dumps(commit.commit_seq)}
+        insert(db, "lake_property", row, on_conflict="IGNORE")  # that of an earlier commit stays
+
+
+def _supersede_file_versions(db: sqlite3.Connection, file_ids: Sequence[tuple[int]]) -> None:
+    """Record that the current versions of some files are superseded."""
+    db.executemany(
+        "INSERT OR IGNORE INTO superseded_version (commit_seq, file_id)"
+        " SELECT commit_seq, file_id FROM file_version WHERE file_id = ?",
+        file_ids,
+    )
+
+
+def _insert_windows(db: sqlite3.Connection, commit: Commit) -> None:
+    """Record the windows that a commit completes."""
+    columns = ("run_id", "start_second", "end_second", "listed_at", "files", "is_consistent")
+    rows = [(commit.run_id, w.start, w.end, w.listed_at, w.files, w.is_consistent) for w in commit.windows]
+    insert_all(db, "read_window", columns, rows)
+
+
+def replace_parts(db: sqlite3.Connection, old: Iterable[str], new: Iterable[Part], *, at: int) -> None:
+    """Replace the parts named in `old`, which are retired, by new ones."""
+    last_snapshot = int(db.execute("SELECT coalesce(max(snapshot), 0) FROM snapshot").fetchone()[0])
+    names = list(old)
+    db.executemany("DELETE FROM part WHERE name = ?", [(name,) for name in names])
+    retired = [(name, at, last_snapshot) for name in names]
+    insert_all(db, "retired_part", ("name", "retired_at", "last_snapshot"), retired, on_conflict="REPLACE")
+    for part in new:
+        insert(db, "part", asdict(part))
+
+
+def _record_rejects(db: sqlite3.Connection, commit: Commit) -> None:
+    """Record the rejects of a commit, and delete those that it resolves."""
+    resolved = {version.file_id for version in commit.versions}.union(commit.resolved_files)
+    resolved |= {tombstone.file_id for tombstone in commit.tombstones}
+    resolved -= {reject.file_id for reject in commit.rejects if reject.file_id is not None}
+    db.executemany("DELETE FROM reject WHERE file_id = ?", [(file_id,) for file_id in resolved])
+    for reject in commit.rejects:
+        digest = blake2b(reject.document, digest_size=16).hexdigest()
+        key = f"document {digest}" if reject.file_id is None else f"file {reject.file_id}"
+        attempt = (*reject.window, commit.run_id, commit.at, commit.at)
+        db.execute(
+            "INSERT INTO reject (reject_key, file_id, reason, document, start_second, end_second, run_id,"
+            " first_seen_at, last_tried_at, attempts, is_list_item) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?)"
+            " ON CONFLICT (reject_key) DO UPDATE SET"
+            " reason = excluded.reason, document = excluded.document, run_id = excluded.run_id,"
+            " last_tried_at = excluded.last_tried_at, attempts = attempts + 1, is_list_item = excluded.is_list_item",
+            (key, reject.file_id, reject.reason, reject.document, *attempt, reject.is_list_item),
+        )
+
+
+def record_drift(db: sqlite3.Connection, commit: Commit) -> None:
+    """Count the keys and values of a commit that the schema does not define."""
+    known = {tuple(row) for row in db.execute("SELECT table_name, json_key, kind FROM schema_drift")}
+    for (table, key, kind), count in (commit.drift or {}).items():
+        # A service that invents keys without end must not fill the ledger; the column `extra` has them all.
+        name = key if (table, key, kind) in known or len(known) < _MAX_DRIFT_KEYS else "(other keys)"
+        known.add((table, name, kind))
+        _count_drift(db, (table, name, kind), count, commit.run_id, commit.at)
+
+
+def _count_drift(db: sqlite3.Connection, key: tuple[str, str, str], count: int, run_id: str, at: int) -> None:
+    """Count one kind of drift: (table, key, kind)."""
+    db.execute(
+        "INSERT INTO schema_drift (table_name, json_key, kind, occurrences, first_run_id, last_run_id, first_seen_at,"
+        " last_seen_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET occurrences = occurrences"
+        " + excluded.occurrences, last_run_id = excluded.last_run_id, last_seen_at = excluded.last_seen_at",
+        (*key, count, run_id, run_id, at, at),
+    )

@@ -1,4 +1,4 @@
-"""Identity and format of the ledger: create a new one, refuse one of another format, recognise any other database.
+"""Identity, format and damage of the ledger's file: create a new one, refuse another format, recognise any database.
 
 `ledger.sql` describes the only format that this version reads and writes.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from enum import Enum
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
-from pipeline.errors import SettingsError, StorageError
+from pipeline.errors import LakeCorruptedError, SettingsError, StorageError
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.sqlite_errors import is_damage
 from pipeline.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 APPLICATION_ID: Final = int.from_bytes(b"SCLK")
@@ -31,6 +31,14 @@ _HEADER_BYTES: Final = 100
 _MAGIC: Final = b"SQLite format 3\0"
 _MAX_RETRIES: Final = 10
 _RETRY_SECONDS: Final = 0.01
+REBUILD_HINT: Final = "Run `scanlake repair` to rebuild the ledger."
+_DAMAGE_CODES: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_FORMAT_CODES: Final = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY})
+"""Codes for a header with an unknown format, and also for errors that are no damage."""
+_PRIMARY_CODE: Final = 0xFF  # the other bits of an extended code are details
+# https://www.sqlite.org/fileformat.html#the_database_header: write and read version, schema format
+_MAX_VERSION: Final = 2
+_MAX_SCHEMA_FORMAT: Final = 4
 
 
 class LedgerIdentity(Enum):
@@ -160,3 +168,50 @@ def find_foreign_content(path: Path) -> str | None:
             if wrong and db.execute(f"SELECT EXISTS (SELECT 1 FROM {table} WHERE {' OR '.join(wrong)})").fetchone()[0]:
                 return f"values in {table}"
     return None
+
+
+# Errors of SQLite, by what the user must do
+
+
+@contextmanager
+def translate_sqlite_errors(path: Path) -> Iterator[None]:
+    """Raise `LakeCorruptedError` for damage, `StorageError` for other errors. Keep programming errors."""
+    try:
+        yield
+    except (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.InterfaceError):
+        raise
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        if is_damage(error, path):
+            raise LakeCorruptedError(f"{path}: {describe_error(error)}.", hint=REBUILD_HINT) from error
+        raise StorageError(f"{path}: {error}.") from error
+
+
+def is_damage(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> bool:
+    """Return whether an error shows that the database at `path` is damaged, by its code.
+
+    A lock, a full disk, a missing permission and a log that vanished are no damage.
+    """
+    if is_not_utf8(error):
+        return True
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & _PRIMARY_CODE
+    return code in _DAMAGE_CODES or (code in _FORMAT_CODES and has_unknown_format(path))
+
+
+def has_unknown_format(path: Path) -> bool:
+    """Return whether the header has format versions that no SQLite writes: then SQLite does not read or write it."""
+    with suppress(OSError), path.open("rb") as file:
+        header = file.read(_HEADER_BYTES)
+        is_unknown_version = any(version > _MAX_VERSION for version in header[18:20])
+        return is_unknown_version or int.from_bytes(header[44:48]) > _MAX_SCHEMA_FORMAT
+    return False
+
+
+def is_not_utf8(error: sqlite3.Error | UnicodeDecodeError) -> bool:
+    """Return whether Python could not decode a text: of SQLite's tables, of the error that names it, or of a row."""
+    is_of_row = isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode")
+    return is_of_row or isinstance(error, UnicodeDecodeError)
+
+
+def describe_error(error: sqlite3.Error | UnicodeDecodeError) -> str:
+    """Return the text of an error; the text of a damaged name is not readable."""
+    return "a text is not UTF-8" if is_not_utf8(error) else str(error)

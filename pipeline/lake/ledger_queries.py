@@ -6,6 +6,7 @@ import threading
 from enum import EnumType
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
+from pipeline.lake.ledger_format import translate_sqlite_errors
 from pipeline.lake.models import (
     DeletedFileRecord,
     FileVersionRecord,
@@ -17,7 +18,6 @@ from pipeline.lake.models import (
     SnapshotRecord,
     VerificationRecord,
 )
-from pipeline.lake.sqlite_errors import translate_sqlite_errors
 
 if TYPE_CHECKING:
     import sqlite3

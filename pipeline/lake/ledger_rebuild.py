@@ -19,7 +19,6 @@ from msgspec.structs import asdict, astuple, replace
 from pipeline.atomic_files import atomic_write, damaged_name, fsync_file
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.findings import damage, warning
-from pipeline.lake import ledger_writes
 from pipeline.lake.catalog_sql import read_spec
 from pipeline.lake.duckdb_errors import classify_read_error, first_line
 from pipeline.lake.duckdb_files import read_database
@@ -27,7 +26,7 @@ from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.image_records import COLUMNS
 from pipeline.lake.lake_folder import has_restore_mark
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.ledger import Ledger
+from pipeline.lake.ledger import Ledger, insert, insert_all, record_drift, require_publish, set_properties
 from pipeline.lake.models import Commit, SnapshotRecord
 from pipeline.lake.parts import RAW_TABLE, describe_part, is_own_part
 from pipeline.lake.pending_rows import write_pending_rows
@@ -93,7 +92,7 @@ def _restore(layout: LakeLayout, ledger: Ledger) -> dict[str, str]:
         problems = _take_parts(db, layout)
         # A number is never used twice, not even that of a commit whose documents are lost.
         used = [int(path.name.partition("-")[0]) for path in list_part_files(layout)]
-        ledger_writes.set_properties(db, next_commit_seq=max(used, default=0) + 1, pending_rows_from=1)
+        set_properties(db, next_commit_seq=max(used, default=0) + 1, pending_rows_from=1)
         _restore_snapshots(db, layout)
         _restore_images(db, layout)
     records = _CommitRecords()
@@ -103,12 +102,12 @@ def _restore(layout: LakeLayout, ledger: Ledger) -> dict[str, str]:
     with ledger.transaction() as db:
         records.write(db)
         for rows in read_versions(layout, documents, by_instance=records.has_shared_ids):
-            ledger_writes.insert_all(db, "file_version", VERSION_COLUMNS, rows)
+            insert_all(db, "file_version", VERSION_COLUMNS, rows)
         current = "SELECT commit_seq, file_id FROM file_version"
         superseded = f"SELECT commit_seq, file_id FROM temp.document EXCEPT {current}"
         db.execute(f"INSERT INTO superseded_version (commit_seq, file_id) {superseded}")
         db.execute("DROP TABLE temp.document")
-        ledger_writes.require_publish(db)
+        require_publish(db)
     return problems
 
 
@@ -148,12 +147,12 @@ def _take_parts(db: sqlite3.Connection, layout: LakeLayout) -> dict[str, str]:
         describe_part(layout, layout.part_path(name), RAW_TABLE, rows, (first, last))
         for name, rows, first, last in sorted(spans.fetchall(), key=itemgetter(2, 0))
     ]
-    ledger_writes.insert_all(db, "part", PART_COLUMNS, map(astuple, parts))
+    insert_all(db, "part", PART_COLUMNS, map(astuple, parts))
     # Those that were left out are no orphans: their retention begins now.
     left_out = sorted(set(names).difference(part.name for part in parts))
     last = max((number for number, _ in list_snapshots(layout)), default=0)
     retired = [(name, now_us(), last) for name in left_out]
-    ledger_writes.insert_all(db, "retired_part", ("name", "retired_at", "last_snapshot"), retired)
+    insert_all(db, "retired_part", ("name", "retired_at", "last_snapshot"), retired)
     return problems
 
 
@@ -192,10 +191,10 @@ class _CommitRecords(Struct):
 
     def write(self, db: sqlite3.Connection) -> None:
         """Record everything in a ledger."""
-        ledger_writes.insert_all(db, "definition", ("hash", "commit_seq"), self.definitions.items())
+        insert_all(db, "definition", ("hash", "commit_seq"), self.definitions.items())
         for commit in self.drift:
-            ledger_writes.record_drift(db, commit)
-        ledger_writes.set_properties(
+            record_drift(db, commit)
+        set_properties(
             db,
             tenants=sorted(self.tenants),
             has_detail_forms=self.has_detail_forms or None,
@@ -220,7 +219,7 @@ def _restore_snapshots(db: sqlite3.Connection, layout: LakeLayout) -> None:
             run_id = spec.snapshot.run_id or ""  # of a catalog without a run
             last = max((part.last_commit_seq for part in spec.parts), default=0)
             record = replace(spec.snapshot, snapshot=number, run_id=run_id, commit_seq=last, watermark=None)
-        ledger_writes.insert(db, "snapshot", {**asdict(record), "state": "published"})
+        insert(db, "snapshot", {**asdict(record), "state": "published"})
 
 
 def _restore_images(db: sqlite3.Connection, layout: LakeLayout) -> None:
@@ -230,7 +229,7 @@ def _restore_images(db: sqlite3.Connection, layout: LakeLayout) -> None:
     with _skip_damaged_catalog(layout.catalog), read_database(layout.catalog) as catalog:
         images = catalog.execute(f"SELECT {selected}, 1 FROM main.images")
         while rows := images.fetchmany(_BATCH_ROWS):
-            ledger_writes.insert_all(db, "image", (*COLUMNS, "change_seq"), rows)
+            insert_all(db, "image", (*COLUMNS, "change_seq"), rows)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake import ledger_writes, lookups
+from pipeline.lake import lookups
 from pipeline.lake.catalog_sql import read_parts_sql
 from pipeline.lake.duckdb import open_worker_connection
 from pipeline.lake.duckdb_files import read_database
@@ -30,6 +30,7 @@ from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.image_records import delete_images
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.layout import write_read_only
+from pipeline.lake.ledger import insert_all, replace_parts, require_publish, set_properties
 from pipeline.lake.parts import (
     RAW_TABLE,
     WRITE_OPTIONS,
@@ -135,7 +136,7 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
     references, keys = _references_of(lake, findings.condition), findings.list_whole_keys()
     snapshot_count = len(list_snapshots(layout))
     with ledger.transaction() as db:
-        ledger_writes.replace_parts(db, (part.name for part in old), new, at=at)
+        replace_parts(db, (part.name for part in old), new, at=at)
         _forget_reports(db, keys, references)
         for table in _TABLES_BY_FILE:
             db.executemany(f"DELETE FROM {table} WHERE file_id = ?", [(file_id,) for file_id in selected])
@@ -143,15 +144,13 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
         patterns = [(_ID_IN_JSON_GLOB.format(file_id),) for file_id in selected]
         db.executemany("UPDATE verification SET ids = '{}' WHERE ids GLOB ?", patterns)
         purged = [(file_id, at, by) for file_id in selected]
-        ledger_writes.insert_all(db, "purge", ("file_id", "purged_at", "purged_by"), purged)
+        insert_all(db, "purge", ("file_id", "purged_at", "purged_by"), purged)
         db.executemany("DELETE FROM share WHERE reference = ?", [(reference,) for reference in references])
         before = {key: fetched_at for key, (_, fetched_at) in findings.keys.items()}
         pictures = sorted({*ledger.properties.purged_pictures, *delete_images(db, before)})
-        ledger_writes.set_properties(
-            db, purge_in_progress=sorted(in_progress.union(keys)), purged_pictures=pictures or None
-        )
-        ledger_writes.set_properties(db, published_targets=dict.fromkeys(ledger.properties.published_targets, False))
-        ledger_writes.require_publish(db)
+        set_properties(db, purge_in_progress=sorted(in_progress.union(keys)), purged_pictures=pictures or None)
+        set_properties(db, published_targets=dict.fromkeys(ledger.properties.published_targets, False))
+        require_publish(db)
     record = lake.republish(at=at)  # deletes the old parts and snapshots too
     return PurgeResult(selected, tuple(sorted(stored)), len(old), snapshot_count, record.snapshot)
 

@@ -25,10 +25,15 @@ from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.folder_checks import FRESHNESS_VIEW, foreign_catalog_error
 from pipeline.lake.lake_folder import FolderKind, classify_folder, missing_catalog_error
 from pipeline.lake.layout import LakeLayout, translate_os_errors
-from pipeline.lake.ledger_format import lacks_log_index, readonly_uri, refuse_other_formats, require_format
+from pipeline.lake.ledger_format import (
+    lacks_log_index,
+    readonly_uri,
+    refuse_other_formats,
+    require_format,
+    translate_sqlite_errors,
+)
 from pipeline.lake.ledger_queries import LedgerQueries
 from pipeline.lake.sql import sql_literal
-from pipeline.lake.sqlite_errors import translate_sqlite_errors
 from pipeline.lake.user_query import limit_address_space
 from pipeline.logs import get_logger
 

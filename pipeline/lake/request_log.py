@@ -14,8 +14,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, astuple, replace
 
 from pipeline.lake.integrity import refuse_foreign_entries
-from pipeline.lake.ledger import Ledger
-from pipeline.lake.ledger_writes import insert, insert_all
+from pipeline.lake.ledger import Ledger, insert, insert_all
 from schemas.timestamps import is_same_instant
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from pipeline.errors import LakePausedError, SettingsError
-from pipeline.lake import ledger_writes
 from pipeline.lake.duckdb import open_worker_connection
-from pipeline.lake.ledger_writes import insert, insert_all, set_properties
+from pipeline.lake.ledger import insert, insert_all, set_coverage, set_properties
 from pipeline.lake.parts import RAW_ROW_GROUP_FILES, RAW_TABLE, check_part_intact, write_raw_rows
 from pipeline.lake.raw_documents import VERSION_COLUMNS, read_versions
 from pipeline.lake.sql import sql_read_parquet
@@ -204,10 +203,10 @@ def _restore_versions(db: sqlite3.Connection, target: SnapshotRecord, seq: int) 
 def _restore_coverage(db: sqlite3.Connection, target: SnapshotRecord) -> None:
     """Restore the snapshot's watermark as coverage, and make a verify due."""
     if target.watermark is None:
-        ledger_writes.set_coverage(db, [])
+        set_coverage(db, [])
         set_properties(db, watermark=None, last_verify_at=None)
         return
     watermark = target.watermark // SECOND
-    ledger_writes.set_coverage(db, [(None, watermark)])
+    set_coverage(db, [(None, watermark)])
     # Later deletions are in no list: only a verify finds them again.
     set_properties(db, watermark=watermark, lookback_due=True, last_verify_at=None, unverified_since=1)

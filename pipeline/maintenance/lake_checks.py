@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pipeline.findings import Finding
-    from pipeline.lake.models import LakeProperties
     from pipeline.lake.ledger_queries import LedgerQueries
+    from pipeline.lake.models import LakeProperties
     from pipeline.settings import Settings
 
 _DISK_LIMITS_BYTES: Final = (50_000_000, 1_000_000_000)  # free: below the first an error, below the second a warning

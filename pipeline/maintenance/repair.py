@@ -25,10 +25,10 @@ from pipeline.lake.catalog_integrity import find_damaged_catalogs
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.image_integrity import check_images, queue_images_again
 from pipeline.lake.layout import lock_lake_for_reading, translate_os_errors
+from pipeline.lake.ledger_format import REBUILD_HINT
 from pipeline.lake.models import RunRecord
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.reader import open_ledger_readonly
-from pipeline.lake.sqlite_errors import REBUILD_HINT
 from pipeline.maintenance.rebuild import rebuild
 from pipeline.version import __version__
 from schemas.tables import COMMIT_SEQ_COLUMN

@@ -26,8 +26,7 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, RESTORE_MARK, has_restore_mark, require_outside_lakes
 from pipeline.lake.layout import LakeLayout, translate_os_errors
 from pipeline.lake.ledger import Ledger
-from pipeline.lake.ledger_format import find_foreign_content
-from pipeline.lake.sqlite_errors import translate_sqlite_errors
+from pipeline.lake.ledger_format import find_foreign_content, translate_sqlite_errors
 from pipeline.publish.image_objects import download_images
 from pipeline.publish.object_store import run_side_by_side
 from pipeline.publish.target import LATEST, is_own_path, read_latest, to_ledger_path, to_target_path
