@@ -1,7 +1,8 @@
 """Integrity checks: compare the files of a lake with the sizes and hashes that were recorded when they were written.
 
-Neither DuckDB nor a Parquet reader verifies checksums by default, so one flipped bit changes a sum silently. Nothing
-here writes; `maintenance.repair` repairs what is found.
+Neither DuckDB nor a Parquet reader verifies checksums by default, so one flipped bit changes a sum silently. A catalog
+has no hash, because every publish changes a copy of it: its blocks have checksums, which DuckDB compares when it reads
+them, and its rows are compared with those of the parts. Only `queue_images_again` writes; `maintenance.repair` repairs.
 """
 
 from __future__ import annotations
@@ -10,31 +11,43 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import Struct, field
 
 from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file, sha256_file
-from pipeline.errors import LakeCorruptedError, StorageError
+from pipeline.errors import LakeCorruptedError, LakeLockedError, StorageError
+from pipeline.findings import damage
 from pipeline.formatting import pluralize
-from pipeline.lake.duckdb_errors import first_line
+from pipeline.lake.catalog_sql import describe_format, read_spec, select_rows_sql
+from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, MEMORY_LIMIT
+from pipeline.lake.duckdb_errors import classify_read_error, describe_damage, first_line
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_part_files, list_snapshots
-from pipeline.lake.image_names import IMAGES, is_image_folder, is_strange_incoming
+from pipeline.lake.image_files import move_damaged
+from pipeline.lake.image_names import COMPLETE, IMAGES, INCOMING, is_image_folder, is_image_path, is_strange_incoming
+from pipeline.lake.image_records import ImageRecord, ImageState, has_images, read_images_of, write_images
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.parts import is_own_part
+from pipeline.lake.meta_tables import CATALOG_FORMAT
+from pipeline.lake.parts import RAW_TABLE, is_own_part
 from pipeline.lake.physical_tables import read_parts
+from pipeline.logs import get_logger
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from pipeline.findings import Finding
+    from pipeline.lake.catalog_sql import CatalogSpec
     from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.ledger import Ledger
     from pipeline.lake.ledger_queries import LedgerQueries
-    from pipeline.lake.models import Part
+    from pipeline.lake.models import DeltaBase, LakeProperties, Part, SnapshotRecord
+    from schemas.tables import Table
 
 _BATCH_ROWS: Final = 10_000
 _LOG_BEGINS: Final = {
@@ -48,6 +61,13 @@ _AUXILIARY_FILES: Final = (
     *("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal", "catalog.duckdb.wal"),
     *("run_stats.json", "SHARES.LOCK"),
 )
+_HEX: Final = "0123456789abcdef"
+_TEMPORARY: Final = ".tmp"
+_REPAIR: Final = "renamed if it is there; the next `scanlake images` fetches it again"
+_TABLE_NAMES: Final = frozenset(table.qualified_name for table in TABLES)
+_NO_ROWS: Final = (0, None)
+"""What `_sum_rows` returns for no rows."""
+_log = get_logger()
 
 
 def missing_or_resized_parts(layout: LakeLayout, sizes: Iterable[tuple[str, int]]) -> list[str]:
@@ -92,7 +112,7 @@ def find_file_problem(path: Path, part: Part, names: Mapping[str, str] | None = 
             return f"truncated: {actual:,} of {part.bytes:,} bytes"
         digest = sha256_file(path)
     except OSError as error:
-        return describe_os_error(error)
+        return _describe_os_error(error)
     if digest == part.sha256:
         return None
     if names and digest in names:
@@ -180,6 +200,225 @@ def find_unknown_files(layout: LakeLayout, ledger: LedgerQueries) -> list[str]:
     return sorted(name for name in unknown if not name.startswith(f"{IMAGES}/") or is_strange_incoming(name))
 
 
-def describe_os_error(error: OSError) -> str:
+def _describe_os_error(error: OSError) -> str:
     """Return what is wrong with a file that cannot be read."""
     return "missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror or error}"
+
+
+# Pictures
+
+
+class DamagedPicture(Struct, frozen=True):
+    """A picture that is missing or has another content than recorded, with the rows that name it."""
+
+    finding: Finding
+    records: Sequence[ImageRecord]
+
+
+class ImageCheck(Struct):
+    """Result of a check: pictures and bytes that were compared, damage, and files that no row names."""
+
+    pictures: int = 0
+    bytes: int = 0
+    damaged: list[DamagedPicture] = field(default_factory=list)
+    unlisted: list[str] = field(default_factory=list)
+
+
+def check_images(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bool) -> ImageCheck:
+    """Compare the store with the ledger: existence and size, with `read_data` also the hash of every picture."""
+    result = ImageCheck()
+    if not has_images(ledger) and not (layout.root / IMAGES).is_dir():
+        return result
+    pending = _list_pending(layout)
+    for prefix in (first + second for first in _HEX for second in _HEX):
+        rows: dict[str, list[ImageRecord]] = {}
+        for record in read_images_of(ledger, prefix):
+            rows.setdefault(record.path or "", []).append(record)
+        names = _list_names(layout.root / IMAGES / prefix)
+        paths = {f"{IMAGES}/{prefix}/{name}" for name in names if prefix + name.partition(".")[0] not in pending}
+        result.unlisted += sorted(path for path in paths - rows.keys() if not path.endswith(_TEMPORARY))
+        for path, records in rows.items():
+            result.pictures += 1
+            result.bytes += records[0].bytes or 0
+            problem = _find_picture_problem(layout, path, records[0], read_data=read_data)
+            if problem is not None:
+                finding = damage(path, problem, _REPAIR, {record.file_id for record in records})
+                result.damaged.append(DamagedPicture(finding, records))
+    result.unlisted += _list_strange_folders(layout)
+    return result
+
+
+def queue_images_again(layout: LakeLayout, ledger: Ledger, pictures: Iterable[DamagedPicture]) -> None:
+    """Rename damaged pictures, and make their rows failed: the next `scanlake images` fetches them again."""
+    for picture in pictures:
+        path = layout.root / picture.finding.subject
+        if is_image_path(picture.finding.subject) and os.path.lexists(path):
+            move_damaged(path)
+        reason = f"its file was damaged: {picture.finding.problem}"
+        failed = ImageState.FAILED
+        write_images(ledger, [ImageRecord(*item.key, failed, item.fetched_at, reason) for item in picture.records])
+
+
+def _list_pending(layout: LakeLayout) -> frozenset[str]:
+    """Return the hashes of complete downloads whose rows a stopped run did not commit: the next one does."""
+    names = map(COMPLETE.fullmatch, _list_names(layout.root / IMAGES / INCOMING))
+    return frozenset(name[4] for name in names if name is not None)
+
+
+def _list_names(folder: Path) -> list[str]:
+    with translate_os_errors(folder):
+        return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+
+
+def _list_strange_folders(layout: LakeLayout) -> list[str]:
+    known = {INCOMING, *(first + second for first in _HEX for second in _HEX)}
+    return sorted(f"{IMAGES}/{name}" for name in set(_list_names(layout.root / IMAGES)) - known)
+
+
+def _find_picture_problem(layout: LakeLayout, name: str, record: ImageRecord, *, read_data: bool) -> str | None:
+    if not is_image_path(name):  # a ledger from elsewhere may name files of others
+        return "not the name of an image"
+    path = layout.root / name
+    try:
+        if path.is_symlink() or not path.is_file():
+            return "not a regular file" if os.path.lexists(path) else "missing"
+        size = path.stat().st_size
+        if size != record.bytes:
+            return f"{size:,} bytes, not {record.bytes:,}"
+        if read_data and sha256_file(path) != record.sha256:
+            return "not what was written (sha256 differs)"
+    except OSError as error:
+        return _describe_os_error(error)
+    return None
+
+
+# Catalogs
+
+
+def find_damaged_catalogs(
+    layout: LakeLayout, ledger: LedgerQueries, *, damaged_parts: Collection[str] = ()
+) -> Iterator[Finding]:
+    """Yield the catalog and the kept snapshots that differ from what was published or cannot be queried.
+
+    A table is not compared with `damaged_parts`: other rows are no fault of the catalog then.
+    """
+    # The contents of current parts are compared elsewhere, those of parts that only a snapshot names here.
+    problems: dict[str, str | None] = {
+        part.name: None if layout.part_path(part.name).is_file() else "missing" for part in ledger.parts()
+    }
+    if ledger.last_snapshot() is not None:
+        problem = _CatalogCheck(layout, problems, damaged_parts, ledger.properties).find_problem(layout.catalog)
+        if problem:
+            yield damage(layout.part_name(layout.catalog), problem, "published again")
+    for number, path in list_snapshots(layout):
+        if path.is_file() and layout.catalog.is_file() and path.samefile(layout.catalog):
+            continue  # which is published again with it
+        if problem := _CatalogCheck(layout, problems, damaged_parts).find_problem(path, number):
+            yield damage(layout.part_name(path), problem, "deleted")
+
+
+class _CatalogCheck:
+    """A check of one catalog. `properties` are those of the lake, for the published one."""
+
+    def __init__(
+        self,
+        layout: LakeLayout,
+        problems: dict[str, str | None],
+        damaged_parts: Collection[str],
+        properties: LakeProperties | None = None,
+    ) -> None:
+        self._layout, self._problems, self._damaged = layout, problems, damaged_parts
+        self._record = properties.catalog if properties else None
+        # A publish that was killed leaves no record of its catalog.
+        self._base = properties.delta_base if properties and self._record else None
+
+    def find_problem(self, path: Path, number: int | None = None) -> str | None:
+        """Return the problem of a catalog; of a snapshot `number` also that it shows another one."""
+        if not path.is_file():
+            return "missing"
+        try:
+            with read_database(path) as db:
+                db.execute(f"SET temp_directory = ''; SET memory_limit = '{MEMORY_LIMIT}'")  # a dry run writes nothing
+                spec = read_spec(db)
+                problem = self._find_other_publish(spec.snapshot, number)
+                return problem or _find_damaged_object(db, self._base) or self._find_wrong_table(db, spec)
+        except OSError as error:
+            return _describe_os_error(error)
+        except (duckdb.Error, IndexError) as error:
+            failure = classify_read_error(error) if isinstance(error, duckdb.Error) else None
+            if isinstance(failure, StorageError | LakeLockedError):
+                raise failure from error  # a permission, or a session that writes, is no damage
+            return f"cannot be read: {describe_damage(error) if isinstance(error, duckdb.Error) else 'no snapshot'}"
+
+    def _can_compare(self, spec: CatalogSpec) -> bool:
+        """Return whether a catalog's parts are as they were written. Those of a snapshot may have expired."""
+        for part in spec.parts:
+            if part.table_name != RAW_TABLE and part.name not in self._problems:  # no table reads raw documents
+                self._problems[part.name] = find_file_problem(self._layout.part_path(part.name), part)
+        return not any(self._problems.get(part.name) for part in spec.parts)
+
+    def _find_other_publish(self, record: SnapshotRecord, number: int | None) -> str | None:
+        if number not in {None, record.snapshot}:
+            return f"shows snapshot {record.snapshot}"
+        if self._record is None or record.published_at == (written := self._record["written_at"]):
+            return None
+        return f"shows {'an earlier' if record.published_at < written else 'another'} publish than the last one"
+
+    def _find_wrong_table(self, db: duckdb.DuckDBPyConnection, spec: CatalogSpec) -> str | None:
+        """Return which table cannot be read, or has other rows than the parts that the catalog lists."""
+        ((described,),) = db.execute(f"SELECT {CATALOG_FORMAT[0]} FROM meta._freshness").fetchall()
+        if described != describe_format():
+            _log.info("catalog.not_compared", reason="it is of another version of scanlake")
+        is_comparable = described == describe_format() and self._can_compare(spec)
+        for table in TABLES:
+            try:
+                rows = _sum_rows(db, table.qualified_name)
+            except duckdb.Error as error:
+                return f"{table.name} cannot be read: {describe_damage(error)}"
+            is_compared = is_comparable and not any(part.name in self._damaged for part in spec.parts_of(table.name))
+            if is_compared and _sum_rows_of_parts(self._layout, db, spec, table) not in {rows, None}:
+                return f"{table.name} has other rows than the parts"
+        return None
+
+
+def _find_damaged_object(db: duckdb.DuckDBPyConnection, base: DeltaBase | None) -> str | None:
+    """Return which view is missing, or which table beside those of the files cannot be read."""
+    if base is not None:
+        views = {name for (name,) in db.execute("SELECT view_name FROM duckdb_views()").fetchall()}
+        if lost := sorted(base["views"].keys() - views):
+            return f"{lost[0]} is missing"
+    tables = db.execute("SELECT schema_name || '.' || table_name FROM duckdb_tables()").fetchall()
+    for (name,) in tables:
+        if name not in _TABLE_NAMES:
+            try:
+                _sum_rows(db, name)
+            except duckdb.Error as error:
+                return f"{name} cannot be read: {describe_damage(error)}"
+    return None
+
+
+def _sum_rows_of_parts(
+    layout: LakeLayout, db: duckdb.DuckDBPyConnection, spec: CatalogSpec, table: Table
+) -> tuple[Any, ...] | None:
+    """Return `_sum_rows` of the rows in the parts; None if they cannot be read, which is a finding of its own."""
+    if not spec.parts_of(table.name):
+        return _NO_ROWS
+    query = f"({select_rows_sql(layout, spec, table)})"
+    try:
+        return _sum_rows(db, query)
+    except duckdb.Error as error:
+        _log.warning("catalog.not_compared", table=table.name, error=first_line(error))
+        return None
+
+
+def _sum_rows(db: duckdb.DuckDBPyConnection, source: str) -> tuple[Any, ...]:
+    """Return the number of the rows and the sum of their hashes: equal for equal rows."""
+    query = f"SELECT count(*), sum(hash(row)) FROM {source} AS row"
+    try:
+        return db.execute(query).fetchall()[0]
+    except duckdb.OutOfMemoryException:
+        db.execute(f"SET memory_limit = '{LARGE_MEMORY_LIMIT}'")
+        try:
+            return db.execute(query).fetchall()[0]
+        finally:
+            db.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")

@@ -21,9 +21,8 @@ from pipeline.findings import Finding, Severity, damage, ok, warning
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake import integrity, lookups
 from pipeline.lake.catalog import refuse_other_databases
-from pipeline.lake.catalog_integrity import find_damaged_catalogs
 from pipeline.lake.file_names import list_snapshots
-from pipeline.lake.image_integrity import check_images, queue_images_again
+from pipeline.lake.integrity import check_images, find_damaged_catalogs, queue_images_again
 from pipeline.lake.layout import lock_lake_for_reading, translate_os_errors
 from pipeline.lake.ledger_format import REBUILD_HINT
 from pipeline.lake.models import RunRecord

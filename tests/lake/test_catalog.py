@@ -14,8 +14,8 @@ import pytest
 
 from pipeline.lake import catalog, catalog_sql, catalog_tables, compaction
 from pipeline.lake.catalog import compact_catalog, has_waste
-from pipeline.lake.catalog_integrity import find_damaged_catalogs
 from pipeline.lake.catalog_sql import list_columns
+from pipeline.lake.integrity import find_damaged_catalogs
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
 from pipeline.lake.retention import expire_snapshots
