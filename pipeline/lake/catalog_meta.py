@@ -9,9 +9,15 @@ import pyarrow as pa
 from msgspec.structs import asdict
 
 from pipeline.lake.catalog_images import IMAGE_COLUMNS, IMAGE_KEY, IMAGES_TABLE
-from pipeline.lake.catalog_sql import ARROW_TYPES, describe_format, list_columns
+from pipeline.lake.catalog_sql import (
+    ARROW_TYPES,
+    PARTS,
+    PHYSICAL_SCHEMA,
+    SUPERSEDED_VERSIONS,
+    describe_format,
+    list_columns,
+)
 from pipeline.lake.meta_tables import CATALOG_FORMAT, FRESHNESS_COLUMNS, META_TABLES, MetaTable
-from pipeline.lake.physical_tables import PARTS, PHYSICAL_SCHEMA, SUPERSEDED_VERSIONS
 from schemas.references import find_reference
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 

@@ -12,9 +12,8 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.lake.meta_tables import META_TABLES
-from pipeline.lake.models import SnapshotRecord
+from pipeline.lake.models import Part, SnapshotRecord
 from pipeline.lake.parts import RAW_TABLE
-from pipeline.lake.physical_tables import SUPERSEDED_VERSIONS, read_parts
 from pipeline.lake.sql import sql_identifier, sql_read_parquet
 from pipeline.version import __version__
 from schemas import value_types
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     import duckdb
 
     from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.models import Part
     from schemas.tables import Column, Table
 
 _FORMAT: Final = 4
@@ -53,6 +51,11 @@ ARROW_TYPES: Final = {
 }
 """Arrow type of each SQL type."""
 _SQL_TYPES: Final = {arrow: name for name, arrow in ARROW_TYPES.items()} | {pa.binary(): "BLOB"}
+PHYSICAL_SCHEMA: Final = "physical"
+"""Schema of what scanlake keeps for itself: tools list the tables of `main` first, so that has only data."""
+SUPERSEDED_VERSIONS: Final = f"{PHYSICAL_SCHEMA}.superseded_versions"
+PARTS: Final = f"{PHYSICAL_SCHEMA}.parts"
+PART_COLUMNS: Final = Part.__struct_fields__
 
 
 class CatalogSpec(Struct, frozen=True):
@@ -189,3 +192,11 @@ def select_documents_sql(layout: LakeLayout, spec: CatalogSpec, *, since_seq: in
 
 def _sql_type(arrow_type: pa.DataType) -> str:
     return _SQL_TYPES[arrow_type]
+
+
+# Tables of schema physical
+
+
+def read_parts(db: duckdb.DuckDBPyConnection) -> list[Part]:
+    """Return the parts that an open catalog names. Raises `duckdb.Error`."""
+    return [Part(*row) for row in db.execute(f"SELECT {', '.join(PART_COLUMNS)} FROM {PARTS}").fetchall()]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pipeline.atomic_files import READ_ONLY, sha256_file, temp_name
 from pipeline.errors import StorageError
 from pipeline.formatting import format_bytes
-from pipeline.lake.image_names import COMPLETE, IMAGES, INCOMING, name_image
+from pipeline.lake.image_files import COMPLETE, IMAGES, INCOMING, name_image
 from pipeline.lake.image_records import ImageKey, ImageKind
 from pipeline.lake.layout import translate_os_errors
 from schemas.timestamps import now_us

@@ -22,18 +22,24 @@ from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file, sha256_fi
 from pipeline.errors import LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.findings import damage
 from pipeline.formatting import pluralize
-from pipeline.lake.catalog_sql import describe_format, read_spec, select_rows_sql
+from pipeline.lake.catalog_sql import describe_format, read_parts, read_spec, select_rows_sql
 from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, MEMORY_LIMIT
 from pipeline.lake.duckdb_errors import classify_read_error, describe_damage, first_line
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_part_files, list_snapshots
-from pipeline.lake.image_files import move_damaged
-from pipeline.lake.image_names import COMPLETE, IMAGES, INCOMING, is_image_folder, is_image_path, is_strange_incoming
+from pipeline.lake.image_files import (
+    COMPLETE,
+    IMAGES,
+    INCOMING,
+    is_image_folder,
+    is_image_path,
+    is_strange_incoming,
+    move_damaged,
+)
 from pipeline.lake.image_records import ImageRecord, ImageState, has_images, read_images_of, write_images
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.meta_tables import CATALOG_FORMAT
 from pipeline.lake.parts import RAW_TABLE, is_own_part
-from pipeline.lake.physical_tables import read_parts
 from pipeline.logs import get_logger
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pipeline.atomic_files import fsync_dir
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake import catalog, lookups, parts, retention
+from pipeline.lake import catalog, parts, retention
 from pipeline.lake.catalog_sql import CatalogSpec
 from pipeline.lake.folder_checks import require_lake_or_empty
 from pipeline.lake.integrity import (
@@ -22,6 +22,7 @@ from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.ledger import Ledger, integrity_problem
 from pipeline.lake.ledger_format import REBUILD_HINT, describe_ledger, identify_ledger
 from pipeline.lake.ledger_rebuild import rebuild_ledger
+from pipeline.lake.part_rows import read_references
 from pipeline.lake.pending_rows import write_pending_rows
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, TABLES
 
@@ -185,7 +186,7 @@ class Lake:
         file_ids = [tombstone.file_id for tombstone in tombstones]
         versions = self.ledger.file_versions(file_ids)
         seqs = {file_id: version.commit_seq for file_id, version in versions.items()}
-        references = lookups.read_references(self.layout, self.ledger, seqs)
+        references = read_references(self.layout, self.ledger, seqs)
         detected_at = [tombstone.deletion_detected_at for tombstone in tombstones]
         columns = {
             "file_id": file_ids,

@@ -19,7 +19,7 @@ from msgspec.structs import asdict, astuple, replace
 from pipeline.atomic_files import atomic_write, damaged_name, fsync_file
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.findings import damage, warning
-from pipeline.lake.catalog_sql import read_spec
+from pipeline.lake.catalog_sql import PART_COLUMNS, read_spec
 from pipeline.lake.duckdb_errors import classify_read_error, first_line
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_part_files, list_snapshots
@@ -28,10 +28,9 @@ from pipeline.lake.lake_folder import has_restore_mark
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger, insert, insert_all, record_drift, require_publish, set_properties
 from pipeline.lake.models import Commit, SnapshotRecord
+from pipeline.lake.part_rows import VERSION_COLUMNS, iter_raw_batches, read_versions
 from pipeline.lake.parts import RAW_TABLE, describe_part, is_own_part
 from pipeline.lake.pending_rows import write_pending_rows
-from pipeline.lake.physical_tables import PART_COLUMNS
-from pipeline.lake.raw_documents import VERSION_COLUMNS, iter_raw_batches, read_versions
 from pipeline.logs import get_logger
 from schemas.tables import COMMIT_SEQ_COLUMN, FILES, RAW, TABLES, UPLOADS
 from schemas.timestamps import SECOND, now_us
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from pipeline.findings import Finding
     from pipeline.flatten.flatten import FlattenResult
     from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.raw_documents import RawCommit
+    from pipeline.lake.part_rows import RawCommit
 
 _BATCH_ROWS: Final = 1_000
 _LOST_RECORDS: Final = (

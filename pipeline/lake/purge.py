@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake import lookups
 from pipeline.lake.catalog_sql import read_parts_sql
 from pipeline.lake.duckdb import open_worker_connection
 from pipeline.lake.duckdb_files import read_database
@@ -31,6 +30,7 @@ from pipeline.lake.image_records import delete_images
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.layout import write_read_only
 from pipeline.lake.ledger import insert_all, replace_parts, require_publish, set_properties
+from pipeline.lake.part_rows import read_references
 from pipeline.lake.parts import (
     RAW_TABLE,
     WRITE_OPTIONS,
@@ -247,7 +247,7 @@ def _find_former_keys(lake: Lake, selected: Sequence[int]) -> dict[int, tuple[in
 
 def _describe_files(lake: Lake, file_ids: Sequence[int]) -> Iterator[PurgedFile]:
     seqs = {file_id: version.commit_seq for file_id, version in lake.ledger.file_versions(file_ids).items()}
-    references = lookups.read_references(lake.layout, lake.ledger, seqs)
+    references = read_references(lake.layout, lake.ledger, seqs)
     paths = [lake.layout.part_path(part.name) for part in lake.ledger.parts() if part.table_name == "uploads"]
     counts: dict[tuple[int, int], int] = {}
     if paths:

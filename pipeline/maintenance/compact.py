@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline.errors import ScanlakeError
 from pipeline.lake import compaction
 from pipeline.lake.catalog import compact_catalog, has_waste
-from pipeline.lake.kept_snapshots import RetentionRules
-from pipeline.lake.retention import expire_snapshots
+from pipeline.lake.retention import RetentionRules, expire_snapshots
 from pipeline.logs import get_logger
 from schemas.timestamps import now_us
 

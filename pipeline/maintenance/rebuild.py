@@ -18,9 +18,9 @@ from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.flatten.flatten import flatten
+from pipeline.lake.part_rows import DefinitionIndex, iter_commits, iter_raw_batches, select_tombstones
 from pipeline.lake.parts import RAW_TABLE
-from pipeline.lake.raw_documents import DefinitionIndex, iter_commits, iter_raw_batches, select_tombstones
-from pipeline.lake.row_buffer import RowBuffer
+from pipeline.lake.pending_rows import RowBuffer
 from schemas.tables import (
     BY_NAME,
     COMMIT_SEQ_COLUMN,

@@ -19,13 +19,14 @@ from pipeline.atomic_files import is_damaged_copy
 from pipeline.errors import ExitCode, LakeCorruptedError
 from pipeline.findings import Finding, Severity, damage, ok, warning
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.lake import integrity, lookups
+from pipeline.lake import integrity
 from pipeline.lake.catalog import refuse_other_databases
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import check_images, find_damaged_catalogs, queue_images_again
 from pipeline.lake.layout import lock_lake_for_reading, translate_os_errors
 from pipeline.lake.ledger_format import REBUILD_HINT
 from pipeline.lake.models import RunRecord
+from pipeline.lake.part_rows import read_references
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.maintenance.rebuild import rebuild
@@ -243,7 +244,7 @@ def queue_refetch(lake: Lake, file_ids: Iterable[int], *, incomplete: set[int]) 
     seqs = {file_id: commit_seqs[file_id] for file_id in sorted(file_ids)}
     references: dict[int, str | None] = {}
     with suppress(LakeCorruptedError):  # the part with the references may be damaged too
-        references = lookups.read_references(lake.layout, ledger, seqs)
+        references = read_references(lake.layout, ledger, seqs)
     documents = {key: json.dumps({"id": key, "scan_code": references.get(key)}).encode() for key in seqs}
     ledger.queue_refetch(documents, incomplete=incomplete, reason=_RAW_LOST_REASON, run_id=run_id, at=now)
 

@@ -10,7 +10,7 @@ from pipeline.crawl.details import detail_for_key
 from pipeline.crawl.models import CrawlOptions
 from pipeline.errors import SettingsError
 from pipeline.formatting import pluralize
-from pipeline.lake.lookups import FileIdentity, read_identities
+from pipeline.lake.part_rows import FileIdentity, read_identities
 from schemas.json_decode import InvalidJsonError, decode_json
 from schemas.requests import FileQuery
 from schemas.timestamps import SECOND, parse_instant

@@ -19,8 +19,8 @@ from pipeline.crawl.details import detail_for_key, max_deletions
 from pipeline.crawl.models import CrawlOptions, RefetchRequest, SharedFileIdError, parse_reference
 from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps
 from pipeline.errors import ProtocolError, ScanlakeError, SettingsError
-from pipeline.lake.lookups import read_details
 from pipeline.lake.models import VerificationRecord
+from pipeline.lake.part_rows import read_details
 from pipeline.logs import get_logger
 from pipeline.sync.account_check import check_same_account
 from pipeline.sync.crawl_runner import crawl_options

@@ -16,9 +16,8 @@ from pipeline.lake import catalog, catalog_sql, catalog_tables, compaction
 from pipeline.lake.catalog import compact_catalog, has_waste
 from pipeline.lake.catalog_sql import list_columns
 from pipeline.lake.integrity import find_damaged_catalogs
-from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
-from pipeline.lake.retention import expire_snapshots
+from pipeline.lake.retention import RetentionRules, expire_snapshots
 from pipeline.maintenance.compact import is_compaction_due, run_compaction
 from pipeline.maintenance.repair import check_files
 from pipeline.settings import Settings

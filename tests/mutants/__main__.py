@@ -69,7 +69,6 @@ AREAS: Final = {
             "pipeline/lake/catalog_sql.py",
             "pipeline/lake/history_tables.py",
             "pipeline/lake/pending_rows.py",
-            "pipeline/lake/row_buffer.py",
         ),
         ("tests/lake", "tests/sync", "tests/stateful", "tests/images/test_stored_images.py"),
     ),

@@ -12,7 +12,7 @@ from pipeline.client.errors import RetriesExhaustedError
 from pipeline.emulator import Emulator, make_quirks
 from pipeline.errors import AuthenticationError, ProtocolError, SettingsError
 from pipeline.lake.lake import Lake
-from pipeline.lake.lookups import FileIdentity
+from pipeline.lake.part_rows import FileIdentity
 from pipeline.sync import account_check
 from pipeline.sync.verify import VerifyMode
 from tests.rows import every

@@ -12,7 +12,7 @@ from pipeline.errors import ScanlakeError, StorageError
 from pipeline.lake import pending_rows
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
-from pipeline.lake.row_buffer import RowBuffer
+from pipeline.lake.pending_rows import RowBuffer
 from pipeline.sync import batch_sink, batch_writer, writer_process
 from pipeline.sync.batch_writer import BatchWriter
 from schemas.tables import TABLES

@@ -1,4 +1,7 @@
-"""Documents as received, read back from raw parts: rows are rebuilt from them without a call to the service."""
+"""Rows of parts, read back: documents as received, versions of files, and values of single files.
+
+Documents suffice to rebuild all rows without a call to the service. No reader of a catalog can lock the parts.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,15 @@ from msgspec import Struct
 
 from pipeline.lake.duckdb import open_worker_connection
 from pipeline.lake.models import FileVersionRecord
+from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.sql import sql_read_parquet
 from schemas.file_versions import FileVersion
-from schemas.tables import ABSENT, COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FETCHED, RESTORED
+from schemas.tables import ABSENT, COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FETCHED, FILES, RESTORED, UPLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import duckdb
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
@@ -106,3 +112,72 @@ class DefinitionIndex:
     def select_known(self, seq: int) -> frozenset[str]:
         """Return the definitions that rows of commit `seq` must not repeat."""
         return self.written.union(name for name, first in self.all.items() if first != seq)
+
+
+# Single files
+
+
+class FileIdentity(Struct, frozen=True):
+    """Values of a file that no update changes: its reference, its creation in microseconds, ids of its uploads."""
+
+    reference: str | None
+    created_at: int | None
+    upload_ids: frozenset[int] = frozenset()
+
+
+def read_identities(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, FileIdentity]:
+    """Return the identities of some files, given as {file_id: commit_seq}."""
+    created = "{'reference': scan_code, 'created_at': epoch_us(created_at)}"
+    with open_worker_connection(layout.spill_dir) as db:
+        files = _read_column(db, created, layout, _part_names(ledger, FILES.name, versions), versions)
+        names = _part_names(ledger, UPLOADS.name, versions)
+        uploads = _read_column(db, "list(id)", layout, names, versions, group=True)
+    return {
+        file_id: FileIdentity(**values, upload_ids=frozenset(uploads.get(file_id) or ()))
+        for file_id, values in files.items()
+    }
+
+
+def read_references(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, str | None]:
+    """Return the references of some files, given as {file_id: commit_seq}."""
+    names = [part.name for part in ledger.parts() if part.table_name == FILES.name]
+    with open_worker_connection(layout.spill_dir) as db:
+        return _read_column(db, "scan_code", layout, names, versions)
+
+
+def read_details(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, bytes | None]:
+    """Return the detail documents as received of some files, given as {file_id: commit_seq}.
+
+    Files without a document are absent. Only the parts of those commits are read: files of neighbouring commits,
+    requested together, cost least.
+    """
+    with open_worker_connection(layout.spill_dir) as db:
+        return _read_column(db, "detail", layout, _part_names(ledger, RAW_TABLE, versions), versions)
+
+
+def _part_names(ledger: Ledger, table: str, versions: Mapping[int, int]) -> list[str]:
+    """Return the names of the table's parts that contain those commits."""
+    seqs = set(versions.values())
+    return [
+        part.name
+        for part in ledger.parts()
+        if part.table_name == table and any(part.first_commit_seq <= seq <= part.last_commit_seq for seq in seqs)
+    ]
+
+
+def _read_column(
+    db: duckdb.DuckDBPyConnection,
+    column: str,
+    layout: LakeLayout,
+    names: list[str],
+    versions: Mapping[int, int],
+    *,
+    group: bool = False,
+) -> dict[int, Any]:
+    if not names:
+        return {}
+    source = sql_read_parquet(map(layout.part_path, names))
+    query = f"SELECT file_id, {COMMIT_SEQ_COLUMN}, {column} FROM {source} WHERE file_id = ANY($ids)"
+    query += " GROUP BY ALL" if group else ""
+    rows = db.execute(query, {"ids": list(versions)}).fetchall()
+    return {file_id: value for file_id, seq, value in rows if versions[file_id] == seq}
