@@ -6,9 +6,9 @@ import json
 import os
 import shutil
 import socket
+import time
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
@@ -18,10 +18,10 @@ from pipeline.errors import LakeLockedError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
-_MAX_NAME_LENGTH: Final = 60
-_MAX_FOLDER_LENGTH: Final = 300
-_PROC_LOCKS: Final = Path("/proc/locks")
+_MAX_LOCK_RETRIES: Final = 10
+_LOCK_RETRY_SECONDS: Final = 0.02
 
 
 class LakeLayout(Struct, frozen=True):
@@ -102,17 +102,11 @@ class LakeLayout(Struct, frozen=True):
 
 @contextmanager
 def translate_os_errors(subject: Path) -> Iterator[None]:
-    """Turn an `OSError` in the block into a `StorageError` about `subject`, which is named with its folder."""
+    """Turn an `OSError` in the block into a `StorageError` about `subject`."""
     try:
         yield
     except OSError as error:
-        # A name of 255 characters, or thousands in a path, would make the message unreadable.
-        folder, name = _shorten(str(subject.parent), _MAX_FOLDER_LENGTH), _shorten(subject.name, _MAX_NAME_LENGTH)
-        raise StorageError.from_errno(str(Path(folder, name)), error.errno) from error
-
-
-def _shorten(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[:length]}..."
+        raise StorageError.from_errno(str(subject), error.errno) from error
 
 
 @contextmanager
@@ -152,41 +146,31 @@ def _lock(layout: LakeLayout, *, read_only: bool = False) -> Iterator[int]:
     with ExitStack() as stack:
         with translate_os_errors(layout.lock):
             try:
-                handle = stack.enter_context(lock_file(layout.lock, read_only=read_only))
+                handle = _take_lock(stack, layout.lock, read_only=read_only)
             except FileLockedError:
                 raise LakeLockedError(f"Another run holds the lake: {describe_lock_owner(layout)}.") from None
         yield handle
 
 
-def is_lake_locked(layout: LakeLayout) -> bool:
-    """Return whether a process holds the lock; a folder without the file is not locked. Raises `StorageError`.
+def _take_lock(stack: ExitStack, path: Path, *, read_only: bool) -> int:
+    """Lock a file until the end of the stack. `has_writer` may hold it for a moment, which makes no run fail."""
+    for _ in range(_MAX_LOCK_RETRIES):
+        with suppress(FileLockedError):
+            return stack.enter_context(lock_file(path, read_only=read_only))
+        time.sleep(_LOCK_RETRY_SECONDS)
+    return stack.enter_context(lock_file(path, read_only=read_only))
 
-    On Linux it takes no lock: that could make a run fail.
-    """
+
+def has_writer(layout: LakeLayout) -> bool:
+    """Return whether a process holds the lock for writing; without its file none does. Raises `StorageError`."""
     with translate_os_errors(layout.lock):
-        try:
-            inode = layout.lock.stat().st_ino
-        except FileNotFoundError:
-            return False
-        holders = _list_lock_holders(inode)
-        if holders is not None:
-            return bool(holders)
         try:
             with lock_file(layout.lock, read_only=True):
                 return False
+        except FileNotFoundError:
+            return False
         except FileLockedError:
             return True
-
-
-def _list_lock_holders(inode: int) -> list[tuple[str, int]] | None:
-    """Return the mode (READ or WRITE) and the process id of every lock on a file; None if the system is not Linux."""
-    try:
-        lines = _PROC_LOCKS.read_text().splitlines()
-    except OSError:
-        return None
-    # https://man7.org/linux/man-pages/man5/proc_locks.5.html: "1: FLOCK  ADVISORY  WRITE 40 08:01:786 0 EOF"
-    rows = [line.split()[1:] for line in lines if "FLOCK" in line and f":{inode} " in line]
-    return [(row[2], int(row[3])) for row in rows if row[0] == "FLOCK"]  # "->" is before the lock of one that waits
 
 
 def describe_lock_owner(layout: LakeLayout) -> str:
@@ -194,11 +178,8 @@ def describe_lock_owner(layout: LakeLayout) -> str:
 
     A process that reads writes nothing: the note is then of an earlier run.
     """
-    with suppress(OSError):
-        holders = _list_lock_holders(layout.lock.stat().st_ino)
-        if holders and all(mode == "READ" for mode, _ in holders):
-            pids = [f", pid {pid}" for _, pid in holders if pid > 0]  # 0 in another container
-            return f"check, which reads{''.join(pids[:1])}"
+    if not has_writer(layout):
+        return "check, which reads"
     note = _read_lock_note(layout)
     if note is None:
         return "a run that has just started"
@@ -221,11 +202,7 @@ def has_writer_since(layout: LakeLayout, started_at: int) -> bool:
     note = _read_lock_note(layout)
     if not layout.lock.exists() or (note is not None and note["host"] != socket.gethostname()):
         return True
-    if not is_lake_locked(layout):
-        return False
-    with translate_os_errors(layout.lock):
-        holders = _list_lock_holders(layout.lock.stat().st_ino)
-    if holders and all(mode == "READ" for mode, _ in holders):
+    if not has_writer(layout):
         return False
     try:
         return note is None or datetime.fromisoformat(note["since"]).timestamp() * 1_000_000 <= started_at

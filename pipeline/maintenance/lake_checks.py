@@ -14,7 +14,7 @@ from pipeline.findings import error, from_error, ok, skipped, warning
 from pipeline.formatting import format_bytes, format_path, pluralize
 from pipeline.lake.folder_checks import require_lake, require_lake_or_empty
 from pipeline.lake.lake_folder import FolderKind, missing_lake_error
-from pipeline.lake.layout import LakeLayout, describe_lock_owner, is_lake_locked
+from pipeline.lake.layout import LakeLayout, describe_lock_owner, has_writer
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.maintenance.repair import check_files
 from schemas.timestamps import DAY, SECOND, now_us, to_datetime
@@ -111,7 +111,7 @@ def check_lake(settings: Settings, *, read_data: bool = False) -> Iterator[Findi
             yield ok("lake", format_path(layout.root), "the lake is empty")
             return
         require_lake(layout)
-        is_locked = is_lake_locked(layout)
+        is_locked = has_writer(layout)
         with open_ledger_readonly(layout) as ledger:
             yield from _check_history(layout, ledger, settings, is_locked=is_locked)
         yield from check_files(layout, read_data=read_data).findings

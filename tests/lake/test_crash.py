@@ -156,6 +156,6 @@ def test_a_quota_and_a_name_too_long(lake: Path) -> None:
         commit(held, {2: 0})
     assert "Free disk space" in told.value.hint
     for name in ("y" * 256, "/".join(["y" * 200] * 25)):
-        with pytest.raises(StorageError, match=r"/y{60}\.\.\.: File name too long\.$") as told:
+        with pytest.raises(StorageError, match=r"y: File name too long\.$") as told:
             Lake(lake / name, doing="test").__enter__()
         assert "--lake" in told.value.hint
