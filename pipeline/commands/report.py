@@ -173,8 +173,8 @@ def run(
     if signer is not None:
         signer(b"")  # a key that cannot sign must fail now, not after hours
     with open_request_log(layout) as request_log:
-        request_log.properties.require_service(options.service)
-        client = create_client(settings, call.token(settings), learned=request_log.properties.learned_limits)
+        request_log.ledger.properties.require_service(options.service)
+        client = create_client(settings, call.token(settings), learned=request_log.ledger.properties.learned_limits)
         job = run_job(
             client,
             request_log,

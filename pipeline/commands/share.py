@@ -132,8 +132,8 @@ def run(
     if send_email:
         _confirm(requests, yes=yes)
     with lock_shares(layout), open_request_log(layout) as request_log:
-        request_log.properties.require_service(base_url)
-        client = create_client(settings, token, learned=request_log.properties.learned_limits)
+        request_log.ledger.properties.require_service(base_url)
+        client = create_client(settings, token, learned=request_log.ledger.properties.learned_limits)
         share_run = ShareRun(client, request_log, force_new=force_new)
         try:
             run_async(_create_shares(client, share_run, requests))

@@ -44,7 +44,7 @@ from pipeline.logs import get_logger
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from pipeline.findings import Finding
@@ -100,30 +100,24 @@ def _size(path: str) -> int:
 
 def find_damaged_parts(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bool) -> Iterator[tuple[Part, str]]:
     """Yield the damaged parts of the ledger with their problems."""
-    parts = ledger.parts()
-    names = {part.sha256: part.name for part in parts}
-    for part in parts:
+    for part in ledger.parts():
         path = layout.part_path(part.name)
-        if problem := find_file_problem(path, part, names) or (_content_problem(path, part) if read_data else None):
+        if problem := find_file_problem(path, part) or (_content_problem(path, part) if read_data else None):
             yield part, problem
 
 
-def find_file_problem(path: Path, part: Part, names: Mapping[str, str] | None = None) -> str | None:
-    """Return how the file of a part differs from what was written; `names` are other parts by their hash."""
+def find_file_problem(path: Path, part: Part) -> str | None:
+    """Return how the file of a part differs from what was written."""
     try:
         if path.is_symlink() or not path.is_file():
             return "not a regular file" if path.is_symlink() or path.exists() else "missing"
         actual = path.stat().st_size
         if actual < part.bytes:
             return f"truncated: {actual:,} of {part.bytes:,} bytes"
-        digest = sha256_file(path)
+        is_intact = sha256_file(path) == part.sha256
     except OSError as error:
         return _describe_os_error(error)
-    if digest == part.sha256:
-        return None
-    if names and digest in names:
-        return f"replaced by a copy of {names[digest]}"
-    return "not what was written (sha256 differs)"
+    return None if is_intact else "not what was written (sha256 differs)"
 
 
 def _content_problem(path: Path, part: Part) -> str | None:

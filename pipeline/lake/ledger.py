@@ -136,9 +136,6 @@ class Ledger(LedgerQueries):
 
     def update_run(self, run_id: str, **columns: Any) -> None:
         """Change columns of a run."""
-        unknown = columns.keys() - set(RunRecord.__struct_fields__)
-        if unknown:
-            raise ValueError(f"RunRecord has no field {sorted(unknown)}")
         with self.transaction() as db:
             update_run(db, run_id, columns)
 

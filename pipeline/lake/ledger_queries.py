@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 from pipeline.lake.ledger_format import translate_sqlite_errors
 from pipeline.lake.models import (
-    DeletedFileRecord,
     FileVersionRecord,
     LakeProperties,
     Part,
@@ -127,17 +126,6 @@ class LedgerQueries:
         sql = "SELECT file_id, commit_seq FROM file_version WHERE NOT deleted AND commit_seq BETWEEN ? AND ?"
         rows = self.query(f"{sql} ORDER BY commit_seq, file_id", span or _ALL_COMMITS)
         return [(row["file_id"], row["commit_seq"]) for row in rows]
-
-    def deleted_files(self, span: tuple[int, int] | None = None) -> list[DeletedFileRecord]:
-        """Return the deleted files, by id; of all commits or of a span."""
-        rows = self.query(
-            "SELECT file_id, commit_seq, updated_at, v.run_id,"
-            " coalesce(run.ended_at, run.started_at, fetched_at) AS detected_at"
-            " FROM file_version AS v LEFT JOIN run USING (run_id) WHERE deleted AND commit_seq BETWEEN ? AND ?"
-            " ORDER BY file_id",
-            span or _ALL_COMMITS,
-        )
-        return [DeletedFileRecord(**dict(row)) for row in rows]
 
     def newest_update(self) -> int | None:
         """Return the newest update time of a file."""

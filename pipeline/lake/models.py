@@ -133,16 +133,6 @@ class RefetchRecord(Struct, frozen=True):
     is_list_item: bool
 
 
-class DeletedFileRecord(Struct, frozen=True):
-    """A deleted file; `detected_at` is the end of the run that found it deleted, as far as known."""
-
-    file_id: int
-    commit_seq: int
-    updated_at: int | None
-    run_id: str
-    detected_at: int
-
-
 class Commit(Struct, frozen=True):
     """Everything that one transaction makes current together.
 

@@ -20,7 +20,7 @@ from schemas.file_versions import FileVersion
 from schemas.tables import ABSENT, COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FETCHED, FILES, RESTORED, UPLOADS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     import duckdb
 
@@ -99,6 +99,18 @@ def select_tombstones(batch: pa.RecordBatch) -> pa.Table:
         for field in DELETED_FILES.arrow
     ]
     return pa.Table.from_arrays(columns, schema=DELETED_FILES.arrow)
+
+
+def describe_lost_tombstones(ledger: Ledger, known: Collection[int]) -> pa.Table:
+    """Return rows of `deleted_files` for tombstones that were lost with a damaged part, as the ledger knows them."""
+    detected_at = "coalesce(run.ended_at, run.started_at, fetched_at)"
+    rows = ledger.query(
+        f"SELECT file_id, updated_at, {detected_at} AS deletion_detected_at, 'lost with a damaged part' AS evidence,"
+        f" {detected_at} AS _fetched_at, v.run_id AS _run_id, commit_seq AS {COMMIT_SEQ_COLUMN}"
+        " FROM file_version AS v LEFT JOIN run USING (run_id) WHERE deleted ORDER BY file_id"
+    )
+    lost = [dict(row) for row in rows if row["file_id"] not in known]
+    return pa.Table.from_pylist(lost, schema=DELETED_FILES.arrow)
 
 
 class DefinitionIndex:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.models import LakeProperties
 
 
 class JobState(StrEnum):
@@ -179,26 +178,17 @@ class RequestLog:
     """Jobs, orders and shares. Each method is one transaction, durable when it returns."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-
-    @property
-    def properties(self) -> LakeProperties:
-        """The properties of the lake."""
-        return self._ledger.properties
-
-    def count_files(self) -> int:
-        """Return the number of files in the lake."""
-        return int(self._ledger.query("SELECT count(*) FROM file_version WHERE NOT deleted")[0][0])
+        self.ledger = ledger
 
     # Jobs
 
     def job(self, job: str) -> ReportJob | None:
         """Return the job; None if this ledger has no such job."""
-        return next(iter(self._ledger.select(ReportJob, "report_job WHERE job = ?", (job,))), None)
+        return next(iter(self.ledger.select(ReportJob, "report_job WHERE job = ?", (job,))), None)
 
     def create(self, job: ReportJob, files: Sequence[ReportJobFile], batches: Sequence[ReportBatch]) -> None:
         """Record a job with its files and batches."""
-        with self._ledger.transaction() as db:
+        with self.ledger.transaction() as db:
             insert(db, "report_job", asdict(job))
             _insert_batches(db, job.job, batches)
             columns = list(ReportJobFile.__struct_fields__)
@@ -208,23 +198,23 @@ class RequestLog:
 
     def finish_job(self, job: str, state: JobState, at: int) -> None:
         """Record the end of a job."""
-        with self._ledger.transaction() as db:
+        with self.ledger.transaction() as db:
             db.execute("UPDATE report_job SET state = ?, ended_at = ? WHERE job = ?", (state, at, job))
 
     def delete_job(self, job: str) -> None:
         """Delete a job without an accepted order."""
-        with self._ledger.transaction() as db:
+        with self.ledger.transaction() as db:
             for table in ("report_order", "report_file", "report_batch", "report_job"):
                 db.execute(f"DELETE FROM {table} WHERE job = ?", (job,))
 
     def set_folder(self, job: str, folder: str) -> None:
         """Record the new folder of a job."""
-        with self._ledger.transaction() as db:
+        with self.ledger.transaction() as db:
             db.execute("UPDATE report_job SET folder = ? WHERE job = ?", (folder, job))
 
     def files(self, job: str) -> list[ReportJobFile]:
         """Return the selected files, in their order."""
-        return self._ledger.select(ReportJobFile, "report_file WHERE job = ? ORDER BY position", (job,))
+        return self.ledger.select(ReportJobFile, "report_file WHERE job = ? ORDER BY position", (job,))
 
     def batches(self, job: str) -> list[ReportBatch]:
         """Return the batches by label, with those that were split."""
@@ -235,13 +225,13 @@ class RequestLog:
         sql = "SELECT batch, label, group_name, split FROM report_batch WHERE job = ? ORDER BY label"
         return [
             ReportBatch(number, label, group_name, bool(split), tuple(ids.get(number, ())))
-            for number, label, group_name, split in self._ledger.query(sql, (job,))
+            for number, label, group_name, split in self.ledger.query(sql, (job,))
         ]
 
     def split_batch(self, job: str, batch: ReportBatch) -> tuple[ReportBatch, ReportBatch]:
         """Replace a rejected batch by two halves."""
         middle = (len(batch.files) + 1) // 2
-        with self._ledger.transaction() as db:
+        with self.ledger.transaction() as db:
             last = int(db.execute("SELECT max(batch) FROM report_batch WHERE job = ?", (job,)).fetchone()[0])
             halves = (
                 ReportBatch(last + 1, f"{batch.label}a", batch.group_name, split=False, files=batch.files[:middle]),
@@ -255,13 +245,13 @@ class RequestLog:
 
     def orders(self, job: str) -> list[ReportOrderRecord]:
         """Return the orders of a job, by batch and attempt."""
-        return self._ledger.select(ReportOrderRecord, "report_order WHERE job = ? ORDER BY batch, attempt", (job,))
+        return self.ledger.select(ReportOrderRecord, "report_order WHERE job = ? ORDER BY batch, attempt", (job,))
 
     def record_order(
         self, job: str, batch: ReportBatch, at: int, confirmed: Mapping[int, FileConfirmation]
     ) -> ReportOrderRecord:
         """Record an order before it is sent, with the confirmation of its files."""
-        with self._ledger.transaction() as db:
+        with self.ledger.transaction() as db:
             sql = "SELECT coalesce(max(attempt), 0) + 1 FROM report_order WHERE job = ? AND batch = ?"
             attempt = int(db.execute(sql, (job, batch.batch)).fetchone()[0])
             name = f"report-{batch.label}-{job}-{attempt}"
@@ -288,7 +278,7 @@ class RequestLog:
     ) -> ReportOrderRecord:
         """Record that every file of a saved PDF was confirmed a second time."""
         changed = replace(order, state=OrderState.DELIVERED, delivered_at=at, error=None)
-        with self._ledger.transaction() as db:
+        with self.ledger.transaction() as db:
             db.executemany(
                 "UPDATE report_file SET confirmed_after_at = ?, updated_after = ?, on_pages = ?"
                 " WHERE job = ? AND batch = ? AND file_id = ?",
@@ -304,7 +294,7 @@ class RequestLog:
         self, job: str, batch: int, reasons: Mapping[int, str], at: int, superseded: ReportOrderRecord | None = None
     ) -> None:
         """Take files out of their batch, each with its reason, and record the order whose PDF does not count."""
-        with self._ledger.transaction() as db:
+        with self.ledger.transaction() as db:
             db.executemany(
                 "UPDATE report_file SET batch = NULL, reason = ?, excluded_at = ?, confirmed_after_at = NULL"
                 " WHERE job = ? AND batch = ? AND file_id = ?",
@@ -321,13 +311,13 @@ class RequestLog:
 
     def restore_files(self, job: str, batches: Sequence[ReportBatch]) -> None:
         """Put excluded files into new batches: their order is tried again."""
-        with self._ledger.transaction() as db:
+        with self.ledger.transaction() as db:
             _move_files(db, job, None, batches)
 
     def update(self, job: str, order: ReportOrderRecord, **changes: Any) -> ReportOrderRecord:
         """Record changes of an order and return it."""
         changed = replace(order, **changes)
-        with self._ledger.transaction() as db:
+        with self.ledger.transaction() as db:
             _update_order(db, job, changed, tuple(changes))
         return changed
 
@@ -335,7 +325,7 @@ class RequestLog:
 
     def has_share(self, request: str, *, now: int) -> bool:
         """Return whether an identical share is valid or has an unknown outcome."""
-        return bool(self._ledger.query(_FIND_SHARE, (request, now)))
+        return bool(self.ledger.query(_FIND_SHARE, (request, now)))
 
     def begin_share(self, record: ShareRecord, *, now: int, renew: bool) -> tuple[int, ShareRecord | None]:
         """Record a share before it is requested, unless an identical one exists; return number and existing record.
@@ -343,27 +333,27 @@ class RequestLog:
         A valid share exists, and so does one with an unknown outcome: a second request could create it twice.
         `renew` records a new one in any case.
         """
-        with self._ledger.transaction() as db:
+        with self.ledger.transaction() as db:
             row = db.execute(_FIND_SHARE, (record.request, now)).fetchone()
             if row is not None and not renew:
-                return int(row["share"]), self._ledger.select(ShareRecord, "share WHERE share = ?", tuple(row))[0]
+                return int(row["share"]), self.ledger.select(ShareRecord, "share WHERE share = ?", tuple(row))[0]
             insert(db, "share", asdict(record))
             return int(db.execute("SELECT last_insert_rowid()").fetchone()[0]), None
 
     def finish_share(self, number: int, state: ShareState, *, url: str | None = None, error: str | None = None) -> None:
         """Record the outcome of a share."""
         sql = "UPDATE share SET state = ?, share_url = ?, error = ? WHERE share = ?"
-        with self._ledger.transaction() as db:
+        with self.ledger.transaction() as db:
             db.execute(sql, (state, url, error, number))
 
     def delete_share(self, number: int) -> None:
         """Delete a share that was not requested."""
-        with self._ledger.transaction() as db:
+        with self.ledger.transaction() as db:
             db.execute("DELETE FROM share WHERE share = ? AND state = 'pending'", (number,))
 
     def mark_pending_shares_unknown(self) -> int:
         """Mark pending shares of a killed run: the service may have created them. Return their number."""
-        with self._ledger.transaction() as db:
+        with self.ledger.transaction() as db:
             return db.execute(
                 "UPDATE share SET state = 'unknown', error = 'the run was killed before the response'"
                 " WHERE state = 'pending'"

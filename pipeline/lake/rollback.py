@@ -73,12 +73,6 @@ def plan_rollback(lake: Lake, number: int) -> RollbackPlan:
     target = ledger.find_published_snapshot(number)
     if target is None:
         raise SettingsError(f"There is no snapshot {number}.", hint="Run `scanlake snapshots` for a list.")
-    switched_at = ledger.count("SELECT max(first_seen_at) FROM schema_drift WHERE kind = 'identity'")
-    if ledger.properties.identity == "file_id" and target.published_at < switched_at:
-        raise SettingsError(
-            f"Snapshot {number} has another key of files (see meta.schema_drift).",
-            hint="Open its file for reading, or use a later snapshot.",
-        )
     with ledger.transaction() as db:
         _find_versions(lake, db, target)
         disappearing = _count(db, f"{_CHANGED} WHERE NOT v.deleted AND coalesce(r.deleted, 1)")

@@ -18,7 +18,13 @@ from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.flatten.flatten import flatten
-from pipeline.lake.part_rows import DefinitionIndex, iter_commits, iter_raw_batches, select_tombstones
+from pipeline.lake.part_rows import (
+    DefinitionIndex,
+    describe_lost_tombstones,
+    iter_commits,
+    iter_raw_batches,
+    select_tombstones,
+)
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.pending_rows import RowBuffer
 from schemas.tables import (
@@ -128,7 +134,7 @@ def rebuild(lake: Lake, run_tasks: RunTasks = run_here, *, damaged: Collection[s
         intact = [part for part in old if part.name not in damaged]
         for name, definition_rows in _read_lost_definitions(lake, intact, definitions):
             rows.add({name: definition_rows})
-        rows.add({DELETED_FILES.name: _describe_lost_tombstones(ledger, rows.deleted_files)})
+        rows.add({DELETED_FILES.name: describe_lost_tombstones(ledger, rows.deleted_files)})
         new = rows.finish()
     except (OSError, pa.ArrowException) as error:
         raise LakeCorruptedError("documents/ cannot be read. Nothing was changed.") from error
@@ -242,24 +248,6 @@ def _read_lost_definitions(
             is_lost = pc.is_in(table["_definition_hash"], lost)
             definitions.written |= set(table["_definition_hash"].filter(is_lost).to_pylist())
             yield part.table_name, table.filter(is_lost)
-
-
-def _describe_lost_tombstones(ledger: Ledger, known: Collection[int]) -> pa.Table:
-    """Return rows for the deleted files whose tombstones were lost with a damaged part, as far as they are known."""
-    rows = [
-        {
-            "file_id": file.file_id,
-            "updated_at": file.updated_at,
-            "deletion_detected_at": file.detected_at,
-            "evidence": "lost with a damaged part",
-            "_fetched_at": file.detected_at,
-            "_run_id": file.run_id,
-            COMMIT_SEQ_COLUMN: file.commit_seq,
-        }
-        for file in ledger.deleted_files()
-        if file.file_id not in known
-    ]
-    return pa.Table.from_pylist(rows, schema=DELETED_FILES.arrow)
 
 
 def _read_part(lake: Lake, part: Part) -> pa.Table:

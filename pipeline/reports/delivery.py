@@ -33,8 +33,8 @@ class ReportRun:
         self._state = state
         confirmer = FileConfirmer(
             state.client,
-            files_in_service=state.request_log.count_files(),
-            identity=state.request_log.properties.identity,
+            files_in_service=state.request_log.ledger.count_files(),
+            identity=state.request_log.ledger.properties.identity,
         )
         self._poller = ReportPoller(state)
         self._orderer = BatchOrderer(state, confirmer, self._poller)

@@ -24,7 +24,7 @@ from schemas import tables
 from schemas.file_versions import FileVersion
 from tests.findings import lines_of
 from tests.lake import lake_builder
-from tests.lake.corruption import checked
+from tests.lake.corruption import checked, flip
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit, undeclared_parts
 from tests.lake.operations import told
@@ -154,6 +154,20 @@ def test_gaps_in_raw_are_refused(lake: Path) -> None:
     with pytest.raises(LakeCorruptedError, match="has the documents of"):
         rebuilt(lake)
     assert rows(lake) == before
+
+
+def test_a_deletion_whose_documents_are_lost_stays_known(tmp_path: Path) -> None:
+    """A rebuild names a deleted file also after the part with its tombstone was damaged, and says what was lost."""
+    with Lake(tmp_path, doing="test") as held:
+        commit(held, {1: 0, 2: 0})
+        commit(held, {}, gone=[1])
+        held.publish("", at=AT, complete=True, watermark=AT)
+    flip(max((tmp_path / "documents").iterdir()))
+    checked(tmp_path, read_data=True)
+    rebuilt(tmp_path)
+    with opened(tmp_path) as db:
+        deleted = db.execute("SELECT file_id, evidence FROM deleted_files").fetchall()
+    assert deleted == [(1, "lost with a damaged part")]
 
 
 def test_a_killed_rebuild_changes_nothing(lake: Path) -> None:
