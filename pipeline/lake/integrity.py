@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +21,7 @@ from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file, sha256_fi
 from pipeline.errors import LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.findings import damage
 from pipeline.formatting import pluralize
-from pipeline.lake.catalog_sql import describe_format, read_parts, read_spec, select_rows_sql
+from pipeline.lake.catalog_sql import describe_format, read_spec, select_rows_sql
 from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, MEMORY_LIMIT
 from pipeline.lake.duckdb_errors import classify_read_error, describe_damage, first_line
 from pipeline.lake.duckdb_files import read_database
@@ -133,16 +132,6 @@ def _content_problem(path: Path, part: Part) -> str | None:
     except (OSError, pa.ArrowException, KeyError) as error:
         return f"cannot be read: {first_line(error)}"
     return None if row_count == part.row_count else f"{pluralize(row_count, 'row')}, not {part.row_count:,}"
-
-
-def read_recorded_parts(catalogs: Iterable[Path]) -> dict[str, Part]:
-    """Return the parts that some catalogs name, by name; the first entry wins. An unreadable catalog is skipped."""
-    entries: dict[str, Part] = {}
-    for path in catalogs:
-        if path.is_file():
-            with suppress(duckdb.Error), read_database(path) as db:
-                entries = {part.name: part for part in read_parts(db)} | entries
-    return entries
 
 
 def refuse_foreign_entries(layout: LakeLayout) -> None:

@@ -210,7 +210,7 @@ class LedgerQueries:
         """
         rows = self.query(
             "SELECT name, max(retired_at, coalesce((SELECT min(published_at) FROM snapshot"
-            " WHERE state = 'published' AND snapshot > last_snapshot), retired_at)) AS since, last_snapshot"
+            " WHERE state = 'published' AND snapshot > last_snapshot), retired_at)) AS since"
             " FROM retired_part ORDER BY since, name"
         )
         return [RetiredPart(*row) for row in rows]

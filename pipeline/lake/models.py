@@ -39,7 +39,6 @@ class RetiredPart(NamedTuple):
 
     name: str
     since: int
-    last_snapshot: int
 
 
 class RunRecord(Struct, frozen=True):

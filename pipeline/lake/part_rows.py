@@ -152,9 +152,8 @@ def read_identities(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, i
 
 def read_references(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, str | None]:
     """Return the references of some files, given as {file_id: commit_seq}."""
-    names = [part.name for part in ledger.parts() if part.table_name == FILES.name]
     with open_worker_connection(layout.spill_dir) as db:
-        return _read_column(db, "scan_code", layout, names, versions)
+        return _read_column(db, "scan_code", layout, _part_names(ledger, FILES.name, versions), versions)
 
 
 def read_details(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, bytes | None]:

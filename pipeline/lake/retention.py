@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pipeline.atomic_files import fsync_dir, is_damaged_copy, is_temp_file
 from pipeline.lake.file_names import list_files, list_snapshots
@@ -23,54 +21,44 @@ if TYPE_CHECKING:
     from pipeline.settings import Settings
 
 
-def remove_orphans(layout: LakeLayout, ledger: Ledger) -> int:
+def remove_orphans(layout: LakeLayout, ledger: Ledger) -> None:
     """Delete temporary files, parts without a ledger entry, and snapshots that were not published: of killed runs.
 
     The lock makes this safe: no other process writes parts. Only a snapshot without a ledger entry names a part without
-    one: after a restore of an older ledger. Returns the number of deleted files.
+    one: after a restore of an older ledger.
     """
     names, next_snapshot = ledger.part_names(), ledger.next_snapshot()
     unpublished = {row[0] for row in ledger.query("SELECT snapshot FROM snapshot WHERE state <> 'published'")}
-    removed = 0
     with translate_os_errors(layout.root):
         for number, path in list_snapshots(layout):
             if number >= next_snapshot or number in unpublished:
                 path.unlink(missing_ok=True)
-                removed += 1
         incoming = f"{IMAGES}/{INCOMING}/*"
         for path in list_files(layout, "tables/*/*", "documents/*", "snapshots/*", incoming, ".*.tmp*"):
             if is_temp_file(path) or (layout.part_name(path) not in names and is_own_part(path)):
                 path.unlink(missing_ok=True)
-                removed += 1
         layout.remove_spill()
-    return removed
 
 
-def expire_snapshots(layout: LakeLayout, ledger: Ledger, rules: RetentionRules, *, now: float) -> int:
-    """Delete the snapshots that the rules do not keep, and the parts that were retired before `rules.seconds`.
+def expire_snapshots(layout: LakeLayout, ledger: Ledger, settings: Settings, *, now: float) -> None:
+    """Delete the snapshots that the settings do not keep, and the parts that were retired `retention_hours` ago.
 
-    `now` is in seconds since 1970. Returns the number of deleted files.
+    `now` is in seconds since 1970.
     """
     paths = dict(list_snapshots(layout))
-    times = {record.snapshot: record.published_at for record in ledger.snapshots()}
+    published = [record for record in ledger.snapshots() if record.snapshot in paths]
+    reasons = select_kept((SnapshotTime(record.snapshot, record.published_at) for record in published), settings)
+    unkept = [paths[record.snapshot] for record in published if record.snapshot not in reasons]
     with translate_os_errors(layout.root):
-        # A ledger that was rebuilt may know no times; those of the files are the best there are.
-        known = [
-            SnapshotTime(number, times[number] if number in times else int(path.stat().st_mtime * SECOND))
-            for number, path in paths.items()
-        ]
-        kept_numbers = sorted(select_kept(known, rules))
-        unkept = [path for number, path in paths.items() if number not in kept_numbers]
         for path in unkept:
             path.unlink(missing_ok=True)
         if unkept:
             fsync_dir(layout.root / "snapshots")
-        before = int((now - rules.seconds) * SECOND)
+        before = int((now - settings.retention_hours * 3600) * SECOND)
         expired = [part.name for part in ledger.retired_parts() if part.since < before]
         for name in expired:
             layout.part_path(name).unlink(missing_ok=True)
         ledger.delete_retired(expired)
-    return len(unkept) + len(expired)
 
 
 def finish_purge(layout: LakeLayout, ledger: Ledger, snapshot: int) -> None:
@@ -116,6 +104,13 @@ def _delete_pictures(layout: LakeLayout, ledger: Ledger) -> None:
 
 # Snapshots that stay
 
+_PERIODS: Final[Mapping[str, Callable[[datetime], tuple[int, ...]]]] = {
+    "keep_daily": lambda at: (at.year, at.month, at.day),
+    "keep_weekly": lambda at: at.isocalendar()[:2],
+    "keep_monthly": lambda at: (at.year, at.month),
+}
+"""Calendar rules by setting: the newest snapshot of a period stays. Periods without one do not count."""
+
 
 class SnapshotTime(NamedTuple):
     """A snapshot and when it was first published, in microseconds since 1970."""
@@ -124,48 +119,16 @@ class SnapshotTime(NamedTuple):
     published_at: int
 
 
-class RetentionRules(Struct, frozen=True):
-    """`newest`: snapshots to keep, the current one included. `seconds`: how long readers may use replaced files.
-
-    `daily`, `weekly` and `monthly`: days, ISO weeks and months (UTC) of which the newest snapshot stays. Those without
-    a snapshot do not count.
-    """
-
-    newest: int = 3
-    seconds: float = 24 * 3600.0
-    daily: int = 3
-    weekly: int = 0
-    monthly: int = 0
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> Self:
-        """Return the rules that the settings give."""
-        return cls(
-            settings.keep_snapshots,
-            settings.retention_hours * 3600,
-            settings.keep_daily,
-            settings.keep_weekly,
-            settings.keep_monthly,
-        )
-
-
-_PERIODS: Final[Mapping[str, Callable[[datetime], tuple[int, ...]]]] = {
-    "daily": lambda at: (at.year, at.month, at.day),
-    "weekly": lambda at: at.isocalendar()[:2],
-    "monthly": lambda at: (at.year, at.month),
-}
-
-
-def select_kept(snapshots: Iterable[SnapshotTime], rules: RetentionRules) -> dict[int, tuple[str, ...]]:
+def select_kept(snapshots: Iterable[SnapshotTime], settings: Settings) -> dict[int, tuple[str, ...]]:
     """Return the numbers of the snapshots that stay, oldest first, and why: current, newest, daily, weekly, monthly."""
     ordered = sorted(snapshots)
     reasons: dict[int, list[str]] = {item.snapshot: [] for item in ordered}
     for item in ordered[-1:]:
         reasons[item.snapshot].append("current")
-    for item in ordered[-rules.newest :]:
+    for item in ordered[-settings.keep_snapshots :]:
         reasons[item.snapshot].append("newest")
-    for reason, to_period in _PERIODS.items():
+    for setting, to_period in _PERIODS.items():
         newest_of = {to_period(to_datetime(item.published_at)): item.snapshot for item in ordered}
-        for period in sorted(newest_of)[max(0, len(newest_of) - getattr(rules, reason)) :]:
-            reasons[newest_of[period]].append(reason)
+        for period in sorted(newest_of)[max(0, len(newest_of) - getattr(settings, setting)) :]:
+            reasons[newest_of[period]].append(setting.removeprefix("keep_"))
     return {number: tuple(why) for number, why in reasons.items() if why}

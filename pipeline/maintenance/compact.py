@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline.errors import ScanlakeError
 from pipeline.lake import compaction
 from pipeline.lake.catalog import compact_catalog, has_waste
-from pipeline.lake.retention import RetentionRules, expire_snapshots
+from pipeline.lake.retention import expire_snapshots
 from pipeline.logs import get_logger
 from schemas.timestamps import now_us
 
@@ -49,6 +49,5 @@ def run_compaction(lake: Lake, settings: Settings) -> bool:
         lake.republish(at=now_us())  # not the time above: a compaction may take minutes
     if has_waste(lake.layout, lake.ledger):
         compact_catalog(lake.layout, lake.ledger)
-    rules = RetentionRules.from_settings(settings)
-    expire_snapshots(lake.layout, lake.ledger, rules, now=time.time())
+    expire_snapshots(lake.layout, lake.ledger, settings, now=time.time())
     return has_compacted

@@ -11,6 +11,7 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+import duckdb
 import pyarrow.parquet as pq
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -21,6 +22,8 @@ from pipeline.findings import Finding, Severity, damage, ok, warning
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake import integrity
 from pipeline.lake.catalog import refuse_other_databases
+from pipeline.lake.catalog_sql import read_parts
+from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import check_images, find_damaged_catalogs, queue_images_again
 from pipeline.lake.layout import lock_lake_for_reading, translate_os_errors
@@ -172,7 +175,9 @@ def find_part_damage(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bo
 def _find_misrecorded_documents(layout: LakeLayout, parts: Sequence[Part]) -> Iterator[Part]:
     """Yield the entries of the catalog for raw parts that equal them: nothing can bring their old versions again."""
     if any(part.table_name == RAW_TABLE for part in parts):
-        recorded = integrity.read_recorded_parts([layout.catalog])
+        recorded: dict[str, Part] = {}
+        with suppress(duckdb.Error, OSError), read_database(layout.catalog) as db:
+            recorded = {part.name: part for part in read_parts(db)}
         for part in parts:
             entry = recorded.get(part.name, part)
             is_intact = integrity.find_file_problem(layout.part_path(part.name), entry) is None

@@ -25,7 +25,6 @@ from pipeline.formatting import pluralize
 from pipeline.lake import retention
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.models import RunRecord
-from pipeline.lake.retention import RetentionRules
 from pipeline.lake.rollback import check_not_paused
 from pipeline.logs import get_logger
 from pipeline.sync.account_check import check_tenants
@@ -298,8 +297,7 @@ class RunSession:
         self._record_missing_includes()
         self.ledger.update_run(**asdict(self.update_record(state, error)))
         snapshot = self.publish(complete=state == "done")
-        rules = RetentionRules.from_settings(self.settings)
-        retention.expire_snapshots(self.lake.layout, self.ledger, rules, now=time.time())
+        retention.expire_snapshots(self.lake.layout, self.ledger, self.settings, now=time.time())
         return snapshot
 
     def _record_missing_includes(self) -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pyiceberg.catalog.sql import SqlCatalog
 
 from pipeline.lake.lake import Lake
-from pipeline.lake.retention import RetentionRules, expire_snapshots
+from pipeline.lake.retention import expire_snapshots
 from pipeline.publish.iceberg import publish_iceberg_tables
 from pipeline.settings import Settings
 from tests.bench.lake import UPLOADS, Grown, publish
@@ -49,8 +49,8 @@ def publish_changes(settings: Settings, files: int, changed: int, times: int) ->
             if number:
                 lake.commit(grown.new_commit(lake, grown.some(changed)))
             publish(lake)
-            rules = RetentionRules(newest=settings.keep_snapshots, seconds=0)
-            expire_snapshots(lake.layout, lake.ledger, rules, now=time.time())
+            at_once = settings.model_copy(update={"retention_hours": 0})
+            expire_snapshots(lake.layout, lake.ledger, at_once, now=time.time())
             wall, cpu = time.perf_counter(), time.process_time()
             result = publish_iceberg_tables(lake, settings, at=time.time_ns() // 1_000)
             parts = settings.lake.glob(f"tables/*/{seq:012d}-*.parquet" if number else "tables/*/0*.parquet")

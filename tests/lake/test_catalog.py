@@ -17,7 +17,7 @@ from pipeline.lake.catalog import compact_catalog, has_waste
 from pipeline.lake.catalog_sql import list_columns
 from pipeline.lake.integrity import find_damaged_catalogs
 from pipeline.lake.lake import Lake
-from pipeline.lake.retention import RetentionRules, expire_snapshots
+from pipeline.lake.retention import expire_snapshots
 from pipeline.maintenance.compact import is_compaction_due, run_compaction
 from pipeline.maintenance.repair import check_files
 from pipeline.settings import Settings
@@ -155,7 +155,7 @@ def test_snapshots_are_of_rows(tmp_path: Path) -> None:
         assert _freshness(lake)[:3] == (2, True, AT + 7)
         assert [path.stem for path in tmp_path.glob("snapshots/*.duckdb")] == ["000002"]
         assert _problems(lake) == []
-        expire_snapshots(lake.layout, lake.ledger, RetentionRules(newest=1, seconds=0), now=time.time() + 1)
+        expire_snapshots(lake.layout, lake.ledger, Settings(keep_snapshots=1, retention_hours=0), now=time.time() + 1)
         assert not lake.ledger.retired_parts(), "parts that no snapshot names"
         assert _counts(lake) == {**dict.fromkeys(range(1, 41), 1), 3: 0}
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.lake import Lake
-from pipeline.lake.retention import RetentionRules, SnapshotTime, expire_snapshots, select_kept
+from pipeline.lake.retention import SnapshotTime, expire_snapshots, select_kept
+from pipeline.settings import Settings
 from schemas.timestamps import SECOND, from_datetime, to_datetime
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import merge_all, told
@@ -26,12 +27,11 @@ _START = from_datetime(datetime(2026, 1, 1, tzinfo=UTC)) // SECOND
 _NOW = _START + 800 * _DAY
 _COUNTS = st.integers(0, 9)
 _RULES = st.builds(
-    RetentionRules,
-    newest=st.integers(1, 9),
-    seconds=st.integers(0, 100 * _DAY),
-    daily=_COUNTS,
-    weekly=_COUNTS,
-    monthly=_COUNTS,
+    Settings,
+    keep_snapshots=st.integers(1, 9),
+    keep_daily=_COUNTS,
+    keep_weekly=_COUNTS,
+    keep_monthly=_COUNTS,
 )
 _HISTORIES = st.lists(st.integers(_START, _NOW), max_size=40, unique=True).map(
     lambda seconds: [SnapshotTime(number, at * SECOND) for number, at in enumerate(sorted(seconds), 1)]
@@ -39,17 +39,17 @@ _HISTORIES = st.lists(st.integers(_START, _NOW), max_size=40, unique=True).map(
 
 
 @given(_HISTORIES, _RULES)
-def test_the_rules_keep_what_they_say(history: list[SnapshotTime], rules: RetentionRules) -> None:
+def test_the_rules_keep_what_they_say(history: list[SnapshotTime], rules: Settings) -> None:
     """The newest stay, and the newest of each period."""
-    kept = select_kept(history, rules)
+    kept, newest = select_kept(history, rules), rules.keep_snapshots
     assert list(kept) == sorted(kept)
     assert all(kept.values())
-    assert {number for number, why in kept.items() if "newest" in why} == {n for n, _ in history[-rules.newest :]}
+    assert {number for number, why in kept.items() if "newest" in why} == {n for n, _ in history[-newest:]}
     assert {number for number, why in kept.items() if "current" in why} == {n for n, _ in history[-1:]}
     for reason, spelled, count in (
-        ("daily", "%Y-%m-%d", rules.daily),
-        ("weekly", "%G-%V", rules.weekly),
-        ("monthly", "%Y-%m", rules.monthly),
+        ("daily", "%Y-%m-%d", rules.keep_daily),
+        ("weekly", "%G-%V", rules.keep_weekly),
+        ("monthly", "%Y-%m", rules.keep_monthly),
     ):
         last_of = {f"{to_datetime(at):{spelled}}": number for number, at in history}
         expected = sorted(last_of.values(), reverse=True)[:count]
@@ -57,7 +57,7 @@ def test_the_rules_keep_what_they_say(history: list[SnapshotTime], rules: Retent
 
 
 @given(_HISTORIES, _RULES, st.integers(0, 40))
-def test_a_snapshot_that_went_is_not_missed_later(history: list[SnapshotTime], rules: RetentionRules, end: int) -> None:
+def test_a_snapshot_that_went_is_not_missed_later(history: list[SnapshotTime], rules: Settings, end: int) -> None:
     """Deleting early changes nothing: what the rules keep of the rest is what they would keep of all."""
     early = history[:end]
     kept_early = select_kept(early, rules)
@@ -66,9 +66,9 @@ def test_a_snapshot_that_went_is_not_missed_later(history: list[SnapshotTime], r
 
 
 @given(_HISTORIES, _RULES)
-def test_more_to_keep_deletes_nothing(history: list[SnapshotTime], rules: RetentionRules) -> None:
+def test_more_to_keep_deletes_nothing(history: list[SnapshotTime], rules: Settings) -> None:
     """Calendar rules only add to what stays without them."""
-    plain = RetentionRules(rules.newest, rules.seconds, daily=0)
+    plain = Settings(keep_snapshots=rules.keep_snapshots, keep_daily=0)
     assert set(select_kept(history, plain)) <= set(select_kept(history, rules))
 
 
@@ -81,7 +81,7 @@ def test_the_newest_of_days_and_months_can_be_read_and_purged(tmp_path: Path) ->
             commit(made, {9: number, number: 0})
             merge_all(made, number)
             made.publish("", at=int(october + days * day), complete=True, watermark=AT)
-        rules = RetentionRules(newest=1, seconds=0, daily=2, monthly=3)
+        rules = Settings(keep_snapshots=1, retention_hours=0, keep_daily=2, keep_monthly=3)
         expire_snapshots(made.layout, made.ledger, rules, now=october / SECOND + 41 * 86_400)
         layout = made.layout
         kept = [number for number, _ in list_snapshots(layout)]

@@ -27,9 +27,10 @@ from pipeline.config import load
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.retention import RetentionRules, expire_snapshots
+from pipeline.lake.retention import expire_snapshots
 from pipeline.publish.iceberg import publish_iceberg_tables, read_catalog_properties
 from pipeline.publish.iceberg_catalogs import connect_catalog
+from pipeline.settings import Settings
 from tests.publish.iceberg_reading import load_tables, reader
 from tests.publish.lake_history import History, list_differences
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pipeline.publish.iceberg_catalogs import IcebergCatalog
-    from pipeline.settings import Settings
 
 READERS: Final = 2
 _FILES: Final = 300
@@ -123,7 +123,8 @@ def publish(settings: Settings) -> int:
     """Publish as the command does, and expire snapshots. Return the bytes of the metadata and delete files."""
     now = time.time()
     with Lake(settings.lake, doing="publish") as lake:
-        expire_snapshots(lake.layout, lake.ledger, RetentionRules(newest=_KEPT, seconds=0), now=now)
+        few = Settings(keep_snapshots=_KEPT, retention_hours=0)
+        expire_snapshots(lake.layout, lake.ledger, few, now=now)
         return publish_iceberg_tables(lake, settings, at=int(now * 1_000_000)).bytes
 
 
