@@ -21,7 +21,7 @@ from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, FolderKind, has_resto
 from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.ledger import Ledger, integrity_problem
 from pipeline.lake.ledger_format import REBUILD_HINT, describe_ledger, identify_ledger
-from pipeline.lake.ledger_rebuild import rebuild_ledger
+from pipeline.lake.ledger_rebuild import list_documents, rebuild_ledger
 from pipeline.lake.part_rows import read_references
 from pipeline.lake.pending_rows import write_pending_rows
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, TABLES
@@ -60,6 +60,7 @@ class Lake:
             self._ledger_problem = describe_ledger(self.layout.ledger, identity)
             if not check_before_open:
                 raise LakeCorruptedError(f"{self.layout.ledger}: {self._ledger_problem}.", hint=REBUILD_HINT)
+            list_documents(self.layout, self._ledger_problem)
         if must_exist and kind is FolderKind.EMPTY:
             raise SettingsError(f"No lake at {self.layout.root}.", hint="Run `scanlake sync`, or correct --lake.")
         self.is_new = kind is FolderKind.EMPTY

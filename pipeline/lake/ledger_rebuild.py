@@ -37,7 +37,7 @@ from schemas.timestamps import SECOND, now_us
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from pipeline.findings import Finding
@@ -60,12 +60,7 @@ def rebuild_ledger(layout: LakeLayout, problem: str) -> list[Finding]:
     """
     with translate_os_errors(layout.ledger), atomic_write(layout.ledger) as temp:
         with closing(Ledger(temp)) as ledger:
-            problems = _restore(layout, ledger)
-            if not ledger.parts():
-                raise LakeCorruptedError(
-                    f"{layout.ledger}: {problem}, and there are no documents to rebuild it from.",
-                    hint="Restore a backup, or sync into a new --lake.",
-                )
+            problems = _restore(layout, ledger, problem)
         fsync_file(temp)  # a disk that fails here leaves the damaged ledger in its place
         _quarantine_ledger(layout)
     _log.warning("ledger.rebuilt", source="documents")
@@ -85,10 +80,29 @@ def _quarantine_ledger(layout: LakeLayout) -> None:
             path.rename(layout.ledger.with_name(f"{name}{suffix}"))
 
 
-def _restore(layout: LakeLayout, ledger: Ledger) -> dict[str, str]:
+def list_documents(layout: LakeLayout, problem: str) -> list[str]:
+    """Return the names of the documents parts. Raises `LakeCorruptedError` about the ledger's problem without any."""
+    # An unfinished restore may not have brought all parts.
+    paths = [] if has_restore_mark(layout.root) else filter(is_own_part, layout.documents_dir.glob("*"))
+    if names := sorted(map(layout.part_name, paths)):
+        return names
+    raise _make_no_source_error(layout, problem)
+
+
+def _make_no_source_error(layout: LakeLayout, problem: str) -> LakeCorruptedError:
+    return LakeCorruptedError(
+        f"{layout.ledger}: {problem}, and there are no documents to rebuild it from.",
+        hint="Restore a backup, or sync into a new --lake.",
+    )
+
+
+def _restore(layout: LakeLayout, ledger: Ledger, problem: str) -> dict[str, str]:
     """Fill a new ledger, and write the rows of all tables. Return the problems of documents parts, by name."""
+    names = list_documents(layout, problem)
     with ledger.transaction() as db:
-        problems = _take_parts(db, layout)
+        problems = _take_parts(db, layout, names)
+        if len(problems) == len(names):
+            raise _make_no_source_error(layout, problem)
         # A number is never used twice, not even that of a commit whose documents are lost.
         used = [int(path.name.partition("-")[0]) for path in list_part_files(layout)]
         set_properties(db, next_commit_seq=max(used, default=0) + 1, pending_rows_from=1)
@@ -113,16 +127,13 @@ def _restore(layout: LakeLayout, ledger: Ledger) -> dict[str, str]:
 # Documents parts
 
 
-def _take_parts(db: sqlite3.Connection, layout: LakeLayout) -> dict[str, str]:
+def _take_parts(db: sqlite3.Connection, layout: LakeLayout, names: Sequence[str]) -> dict[str, str]:
     """Record the parts with the newest versions, without the parts that repeat one: a merge has replaced them.
 
     Returns the problems of those that cannot be read, by name.
     """
     problems = {}
     db.execute("CREATE TEMP TABLE document (name TEXT NOT NULL, file_id INTEGER NOT NULL, commit_seq INTEGER NOT NULL)")
-    # An unfinished restore may not have brought all parts.
-    paths = [] if has_restore_mark(layout.root) else filter(is_own_part, layout.documents_dir.glob("*"))
-    names = sorted(map(layout.part_name, paths))
     for name in names:
         try:
             db.executemany("INSERT INTO temp.document VALUES (?, ?, ?)", list(_iter_keys(layout, name)))
