@@ -79,9 +79,9 @@ CREATE TABLE report_job (
     created_at INTEGER NOT NULL, ended_at INTEGER, state TEXT NOT NULL
 );
 
--- A batch is one PDF. A rejected batch is split in two, which have numbers of their own.
+-- A batch is one PDF. The files of a rejected batch go into two new ones.
 CREATE TABLE report_batch (
-    job TEXT NOT NULL, batch INTEGER NOT NULL, label TEXT NOT NULL, group_name TEXT, split INTEGER NOT NULL DEFAULT 0,
+    job TEXT NOT NULL, batch INTEGER NOT NULL, label TEXT NOT NULL, group_name TEXT,
     PRIMARY KEY (job, batch)
 );
 

@@ -161,7 +161,7 @@ def _forget_reports(db: sqlite3.Connection, file_ids: Iterable[int], references:
     rows = [(file_id, None) for file_id in file_ids] + [(None, reference) for reference in references]
     batches = set[tuple[str, int]]()
     of_file = "(file_id = ?1 OR (file_id IS NULL AND reference = ?2))"
-    for row in rows:  # a file may have left its batch, and a batch that was split has none
+    for row in rows:  # a file may have left its batch, and a batch that was rejected has none
         batches.update(
             db.execute(
                 f"SELECT job, batch FROM report_file WHERE {of_file} AND batch IS NOT NULL UNION SELECT job, batch FROM"

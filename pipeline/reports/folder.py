@@ -53,7 +53,6 @@ def open_job_folder(path: Path, new_job: str) -> Iterator[JobFolder]:
 
     Raises `SettingsError` if the folder holds other files, `LakeLockedError` while another run uses the folder.
     """
-    is_new_folder = not path.exists()
     with ExitStack() as stack:
         with translate_os_errors(path):
             try:
@@ -70,12 +69,10 @@ def open_job_folder(path: Path, new_job: str) -> Iterator[JobFolder]:
                 marker = stack.enter_context(lock_file(MARKER, dir_fd=handle))
         except FileLockedError:
             raise LakeLockedError("Another run uses this folder.") from None
-        if not os.fstat(marker).st_nlink:  # between listing and lock, a run that could not begin its job removed it
-            raise LakeLockedError("Another run has just left this folder.", hint="Run the same command again.")
         with translate_os_errors(path / MARKER):
             record = _read_or_write_record(path, marker, new_job)
             fsync_dir(path)
-        yield JobFolder(path.resolve(), record, marker, is_new_folder=is_new_folder, is_new_job=MARKER not in names)
+        yield JobFolder(path.resolve(), record, marker)
 
 
 class _FolderRecord(Struct, frozen=True):
@@ -104,23 +101,10 @@ def _write_record(marker: int, record: _FolderRecord) -> _FolderRecord:
 class JobFolder:
     """The locked folder of a job."""
 
-    def __init__(
-        self, path: Path, record: _FolderRecord, marker: int, *, is_new_folder: bool, is_new_job: bool
-    ) -> None:
+    def __init__(self, path: Path, record: _FolderRecord, marker: int) -> None:
         self.path = path
         self.job = record.job
         self._record, self._marker = record, marker
-        self._is_new_folder = is_new_folder
-        self._is_new_job = is_new_job
-
-    def remove_if_new(self) -> None:
-        """Remove the marker and the folder if this run created them: the job could not begin."""
-        if not self._is_new_job:
-            return
-        with suppress(OSError):
-            (self.path / MARKER).unlink()
-            if self._is_new_folder:
-                self.path.rmdir()
 
     def list_files(self) -> list[str]:
         """Return the names in the folder, without hidden ones."""

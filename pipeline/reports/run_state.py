@@ -6,13 +6,17 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pipeline.lake.request_log import OrderState
 from pipeline.logs import get_logger
 from pipeline.progress import NullProgress, RateEstimator, ReportProgress
+from pipeline.reports.selection import make_batches
 from schemas.timestamps import SECOND, now_us
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from pipeline.client.client import Client
     from pipeline.errors import ScanlakeError
     from pipeline.lake.request_log import ReportBatch, ReportOrderRecord, RequestLog
@@ -27,14 +31,6 @@ _FAILED: Final = frozenset({OrderState.FAILED, OrderState.REJECTED, OrderState.T
 _WAITING: Final = frozenset({OrderState.ORDERED, OrderState.SAVING, OrderState.SAVED})
 
 
-class RunOptions(Struct, frozen=True):
-    """Options of one run of a job. `timeout_seconds`: from an order to its report."""
-
-    timeout_seconds: float = 1_800.0
-    max_poll_seconds: float = 20.0  # between two polls of a report
-    max_pdf_bytes: int = 1024**3
-
-
 class ReportRunState(Struct):
     """The orders of a run, and what every part of the run needs."""
 
@@ -42,7 +38,7 @@ class ReportRunState(Struct):
     request_log: RequestLog
     folder: JobFolder
     options: JobOptions
-    run_options: RunOptions
+    timeout_seconds: float  # from an order to its report
     progress: Progress = field(default_factory=NullProgress)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OUTSTANDING_REPORTS))
     batches: dict[int, ReportBatch] = field(default_factory=dict)
@@ -63,6 +59,17 @@ class ReportRunState(Struct):
             self.batches[batch.batch] = batch
         else:
             self.batches.pop(batch.batch, None)
+
+    def restore_files(self, max_files: int, only: Collection[int] | None = None) -> list[ReportBatch]:
+        """Put the excluded files, or `only` these, into new batches of at most `max_files`."""
+        files = [
+            replace(file, reason=None)
+            for file in self.request_log.files(self.job)
+            if file.excluded_at is not None and (only is None or file.file_id in only)
+        ]
+        batches = make_batches(files, max_files, self.request_log.batches(self.job))
+        self.request_log.restore_files(self.job, batches)
+        return batches
 
     async def update(self, order: ReportOrderRecord, **changes: Any) -> ReportOrderRecord:
         """Record changes of an order in the ledger."""

@@ -167,7 +167,7 @@ def test_versions_under_a_former_key_go_too(tmp_path: Path, monkeypatch: pytest.
         held.publish("", at=AT, complete=True, watermark=AT)
         for key in instances:
             write_picture(held, key, at=1)
-        batch = ReportBatch(1, "0001", "ref 1006", split=False, files=(6,))
+        batch = ReportBatch(1, "0001", "ref 1006", files=(6,))
         RequestLog(held.ledger).create(
             ReportJob("job", "folder", JobOptions("http://service", {}).to_json(), "{}", AT),
             [ReportJobFile(0, 6, "ref 1006", "ref 1006", None)],

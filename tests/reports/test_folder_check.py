@@ -12,8 +12,7 @@ import pytest
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.findings import Severity
 from pipeline.reports.folder_check import read_folder_manifest
-from pipeline.reports.index_page import render_page
-from pipeline.reports.manifest import format_csv
+from pipeline.reports.manifest import format_csv, render_page
 from pipeline.reports.pdf_reader import PageFindings, PdfReader
 from pipeline.reports.signing import sign
 from tests.findings import checked_folder, folder_problems, lines_of

@@ -10,10 +10,8 @@ import pytest
 from pipeline.errors import ScanlakeError
 from tests.reports.report_harness import (
     FILES,
-    NO_WAITING,
     ONE_HOUR_AGO,
     SEED,
-    RunOptions,
     Scene,
     Selection,
     change_orders,
@@ -142,7 +140,7 @@ async def test_what_is_on_disk_is_not_ordered_again(scene: Scene) -> None:
     edit_file(damaged, lambda _: b"x")
     emulator.reports.by_secret.clear()  # the service has deleted the reports
     change_orders(scene.lake, ONE_HOUR_AGO)
-    result = await scene.run(run_options=NO_WAITING)
+    result = await scene.run(timeout_seconds=0.0)
     assert len(result.manifest.failed) == 10
     assert damaged.read_bytes() == b"x"
     await scene.deliver()
@@ -165,7 +163,7 @@ async def test_reports_that_are_not_ready(scene: Scene) -> None:
     assert check_folder(scene.out) == {}
     for report in list(emulator.reports.by_secret.values())[:2]:
         report.ready_at = 2_000.0
-    result = await scene.run(run_options=RunOptions(timeout_seconds=3_600.0))
+    result = await scene.run(timeout_seconds=3_600.0)
     assert 3_600 <= loop.time() <= 3_601
     assert [order.state for order in result.manifest.orders] == ["delivered", "delivered", "timed_out"]
     assert emulator.counts["report"] == 3
