@@ -16,9 +16,15 @@ from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
 from pipeline.maintenance.compact import compact_if_due
 from pipeline.maintenance.writable_lake import open_writable_lake
-from pipeline.monitoring.after_run import LakeBefore, LakeStats, RunDelta, measure_delta, monitored_run
-from pipeline.monitoring.killed_runs import record_killed_sync
-from pipeline.monitoring.run_result import RunResult
+from pipeline.monitoring.after_run import (
+    LakeBefore,
+    LakeStats,
+    RunDelta,
+    measure_delta,
+    monitored_run,
+    record_killed_sync,
+)
+from pipeline.monitoring.run_history import RunResult
 from pipeline.process import run_async
 from pipeline.publish_after_run import publish_in_subprocess
 from pipeline.publish_outcome import PublishOutcome

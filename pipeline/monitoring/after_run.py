@@ -1,4 +1,4 @@
-"""Bookkeeping after a run: run statistics, metrics file, alerts."""
+"""Bookkeeping after a run: run statistics, metrics file, alerts when runs fail, recover and succeed."""
 
 from __future__ import annotations
 
@@ -8,35 +8,48 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+import aiohttp
 from msgspec import Struct
+from yarl import URL
 
 from pipeline.errors import ExitCode, StorageError, to_scanlake_error
 from pipeline.lake.lake_folder import find_enclosing_lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
-from pipeline.logs import to_one_line
-from pipeline.monitoring.alerts import Alert, send_alert
+from pipeline.lake.live_state import read_live_state
+from pipeline.logs import get_logger, to_one_line
 from pipeline.monitoring.metrics import lake_labels, write_metrics
-from pipeline.monitoring.run_history import RunStatsFile
-from pipeline.monitoring.run_result import RunResult
+from pipeline.monitoring.run_history import RunResult, RunStatsFile
 from pipeline.process import run_async
 from pipeline.progress import CrawlProgress
-from schemas.timestamps import to_datetime
+from schemas.timestamps import format_instant, to_datetime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pipeline.lake.lake import Lake
     from pipeline.monitoring.run_history import RunStats
     from pipeline.progress import ProgressState
     from pipeline.settings import Settings
 
+POST_SECONDS: Final = 8.0
+_MAX_REASON_CHARS: Final = 1_000
 _MAX_REASONS: Final = 20
+_KILLED_CODE: Final = 137  # what a shell reports of SIGKILL
 _MAX_INCONSISTENT_VERIFICATIONS: Final = 2  # in one they can differ by chance
 _INCONSISTENT_REASON: Final = "Lake and service differ in several verifications; see meta.verifications."
 _NOT_PUBLISHED_REASON: Final = "The sync succeeded, but the object storage does not have it."
+_log = get_logger()
+
+
+class Alert(Struct, frozen=True):
+    """A failure with its reason, the recovery from it, or a success."""
+
+    event: Literal["failed", "recovered", "succeeded"]
+    exit_code: int
+    reason: str = ""
 
 
 @contextmanager
@@ -104,6 +117,70 @@ def _find_problem(result: RunResult, stats: RunStats) -> tuple[int, str] | None:
         if problem := (result.result.get("publish") or {}).get("problem"):
             return ExitCode.PUBLISH, f"{_NOT_PUBLISHED_REASON} {problem}"
     return None
+
+
+def record_killed_sync(settings: Settings, source: str = "") -> None:
+    """Count the last sync as failed, with metrics and an alert, if it was killed and is not counted yet.
+
+    A sync that the system or a power loss ends records no end.
+    """
+    state = read_live_state(settings.lake, runs=1)
+    last = next(iter(state.runs), None) if state is not None else None
+    if last is None or last.command != "sync" or last.state != "interrupted":
+        return
+    history, started_at = RunStatsFile(settings.lake), to_datetime(last.started_at)
+    if history.last.last_ended is not None and history.last.last_ended >= started_at:
+        return
+    reason = f"The sync of {format_instant(last.started_at)} was killed, or the machine stopped."
+    result = RunResult("sync", settings.lake, source, _KILLED_CODE, reason, started_at=started_at)
+    result.result = {"run_id": last.run_id}
+    run_async(record_run(settings, history, result))
+
+
+# Alerts: one POST of JSON to `notify_url`, without the token, with a time limit
+
+
+async def send_alert(settings: Settings, alert: Alert, result: RunResult) -> bool:
+    """Send the alert about a run; return whether the receiver took it, or there is none."""
+    if settings.notify_url is None:
+        return True
+    problem = await _post(settings.notify_url.get_secret_value(), _alert_fields(alert, result))
+    if problem is None:
+        _log.info("alert.sent", alert=alert.event, exit_code=alert.exit_code)
+    else:
+        _log.warning("alert.failed", alert=alert.event, reason=problem)
+    return problem is None
+
+
+def _alert_fields(alert: Alert, result: RunResult) -> dict[str, Any]:
+    """Return the body for the URL. Chat services show `text`."""
+    reason = to_one_line(alert.reason)[:_MAX_REASON_CHARS]
+    what = {"failed": f"failed: {reason}", "recovered": "works again", "succeeded": "succeeded"}[alert.event]
+    lake = str(result.lake.absolute())
+    return {
+        "text": f"scanlake {result.command} of {result.source or lake} {what}",
+        "event": alert.event,
+        "reason": reason,
+        "exit_code": alert.exit_code,
+        "command": result.command,
+        "lake": lake,
+        "source": result.source,
+        "run_id": str(result.result.get("run_id") or ""),
+    }
+
+
+async def _post(url: str, fields: Mapping[str, Any]) -> str | None:
+    """Return the problem, without the URL, which is a secret; None if it answered 2xx. A redirect is a problem."""
+    timeout = aiohttp.ClientTimeout(total=POST_SECONDS)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(URL(url, encoded=True), json=fields, allow_redirects=False) as response,
+        ):
+            status = response.status
+    except (OSError, ValueError, aiohttp.ClientError) as error:
+        return f"notify_url: {type(error).__name__}"
+    return None if 200 <= status < 300 else f"notify_url: HTTP {status}"
 
 
 # Figures of a run and its lake: from the ledger, without opening the catalog

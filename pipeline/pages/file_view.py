@@ -1,19 +1,27 @@
-"""The page of one file: its time line, uploads with their images, forms, fields and workflow runs."""
+"""The page of one file: its time line, uploads, forms, fields and workflow runs, and its stored images."""
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections import defaultdict
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import Struct
+
+from pipeline.errors import LakeCorruptedError
+from pipeline.formatting import format_bytes
 from pipeline.lake.catalog_images import IMAGES_TABLE
 from pipeline.lake.history_views import FILE_EVENTS
 from pipeline.lake.reader import fetch_dicts
 from pipeline.lake.sql import sql_literal
 from pipeline.pages.catalog_access import BrowsePage, NothingFoundError, read_queries, read_query
-from pipeline.pages.stored_images import read_images
 from schemas.tables import TABLES
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import duckdb
 
     from pipeline.pages.catalog_access import QueryRows
@@ -28,6 +36,63 @@ _SECTIONS: Final = {
     "locations": "Locations",
     "events": "Closing, reopening, new references",
 }
+_INLINE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/webp", "image/gif"})
+"""Types that a browser shows. All others are downloads: HTML or SVG would run in the origin of these pages."""
+
+_DOWNLOAD_SUFFIXES: Final = {"application/pdf": ".pdf"}
+_HASH_RE: Final = re.compile(r"[0-9a-f]{64}")
+_STORE_FOLDER: Final = "images"
+_CHECK_HINT: Final = "Run `scanlake repair --read-data`."
+_OF_FILE: Final = """
+    SELECT upload_id::VARCHAR AS upload_id, kind, state, sha256, bytes, mime, path,
+           concat_ws(': ', replace(state, '_', ' '), reason) AS problem
+    FROM images WHERE file_id = {file_id}"""
+_BY_HASH: Final = """
+    SELECT state, sha256, bytes, mime, path FROM images WHERE sha256 = '{sha256}' AND state = 'stored' ORDER BY ALL"""
+
+
+class StoredImage(Struct, frozen=True):
+    """A copy as the catalog names it. `path` is relative to the lake's folder."""
+
+    sha256: str
+    bytes: int
+    mime: str
+    path: str
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether a page shows it."""
+        return self.mime in _INLINE_TYPES
+
+    @property
+    def description(self) -> str:
+        """Type and size."""
+        is_known = self.is_inline or self.mime in _DOWNLOAD_SUFFIXES
+        return f"{self.mime.rpartition('/')[2].upper() if is_known else 'file'}, {format_bytes(self.bytes)}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The HTTP headers of its response."""
+        if self.is_inline:
+            return {"Content-Type": self.mime}
+        suffix = _DOWNLOAD_SUFFIXES.get(self.mime, ".bin")
+        return {
+            "Content-Type": self.mime if self.mime in _DOWNLOAD_SUFFIXES else "application/octet-stream",
+            "Content-Disposition": f'attachment; filename="{self.sha256}{suffix}"',
+        }
+
+
+class UploadImages(Struct):
+    """The copies of one upload, and why there is none of its image."""
+
+    image: StoredImage | None = None
+    thumbnail: StoredImage | None = None
+    problem: str = ""
+
+    @property
+    def displayed(self) -> StoredImage | None:
+        """The copy that a page shows: the smaller one."""
+        return next((image for image in (self.thumbnail, self.image) if image is not None and image.is_inline), None)
 
 
 def find_file(lake: duckdb.DuckDBPyConnection, text: str) -> BrowsePage:
@@ -73,3 +138,52 @@ def _group_answers(answers: QueryRows) -> list[tuple[str | None, list[dict[str, 
     """Return the answers of each form with its title; a form without answers has none."""
     groups = groupby(answers.dicts, key=lambda row: (row["position"], row["title"]))
     return [(title, [row for row in rows if row["label"] is not None]) for (_, title), rows in groups]
+
+
+# Stored images
+
+
+def read_images(lake: duckdb.DuckDBPyConnection, file_id: int) -> defaultdict[str, UploadImages]:
+    """Return the copies of a file by upload id."""
+    uploads: defaultdict[str, UploadImages] = defaultdict(UploadImages)
+    for row in fetch_dicts(lake, _OF_FILE.format(file_id=file_id)):
+        upload, stored = uploads[row["upload_id"]], _to_image(row)
+        if stored is not None and row["kind"] == "thumbnail":
+            upload.thumbnail = stored
+        elif stored is not None:
+            upload.image = stored
+        elif row["kind"] != "thumbnail":
+            upload.problem = row["problem"]
+    return uploads
+
+
+def find_image(lake: duckdb.DuckDBPyConnection, sha256: str) -> StoredImage:
+    """Return the copy with this hash. Raises `NothingFoundError` if the catalog names none."""
+    if _HASH_RE.fullmatch(sha256):
+        for row in fetch_dicts(lake, _BY_HASH.format(sha256=sha256)):
+            if (image := _to_image(row)) is not None:
+                return image
+    raise NothingFoundError("No such image in the lake.", hint="Open the page of its file again.")
+
+
+def read_image(folder: Path, image: StoredImage) -> bytes:
+    """Return the bytes of a copy in the lake's folder.
+
+    Raises `NothingFoundError` if the store does not have it, and `LakeCorruptedError` if its bytes have another hash.
+    """
+    store = (folder / _STORE_FOLDER).resolve()
+    path = (folder / image.path).resolve()
+    if not path.is_relative_to(store) or not path.is_file():
+        raise NothingFoundError("The store does not have this image.", hint=_CHECK_HINT)
+    body = path.read_bytes()
+    if hashlib.sha256(body).hexdigest() != image.sha256:
+        raise LakeCorruptedError("The stored image is not the one that was downloaded.", hint=_CHECK_HINT)
+    return body
+
+
+def _to_image(row: dict[str, Any]) -> StoredImage | None:
+    """Return the copy of a row, None if the row does not name one."""
+    sha256, path = row["sha256"], row["path"]
+    if row["state"] != "stored" or path is None or sha256 is None or not _HASH_RE.fullmatch(sha256):
+        return None
+    return StoredImage(sha256, row["bytes"] or 0, row["mime"] or "", path)

@@ -18,14 +18,14 @@ class Panel(Struct, frozen=True):
     """A figure. Panels with one key are one section, under the heading of the first.
 
     bars: columns of `value` with `label` and `tip`, a chart for each title in `chart`; `failed` marks one.
-    meters: names with the bar of a `part` of a `whole`. table: the columns. text: the finding alone.
+    meters: names with the bar of a `part` of a `whole`. table: the columns.
 
     Without rows there is `empty`, or nothing. `details` is the title of a closed table: of `details_sql`, or the rows.
     """
 
     key: str
     heading: str
-    kind: Literal["bars", "meters", "table", "text"]
+    kind: Literal["bars", "meters", "table"]
     sql: str
     note: str = ""
     empty: str = ""
@@ -113,13 +113,6 @@ _FIELDS: Final = """
     SELECT name, count(DISTINCT file_id) FILTER (trim(value) <> '') AS part, any_value(files) AS whole, part AS weight,
            share(part, whole) AS text, 'Percentage of all ' || amount(whole) || ' files.' AS note, NULL AS total
     FROM fields, (SELECT files FROM page WHERE files > 0) GROUP BY name"""
-_FORMS: Final = """
-    WITH sent AS (SELECT form_id, max(title) AS title, count(*) AS sent FROM form_submits GROUP BY ALL),
-    answered AS (SELECT form_id, count(*) AS asked, count(*) FILTER (trim(value) <> '') AS filled
-                 FROM form_answers GROUP BY ALL)
-    SELECT coalesce(title, 'form ' || sent.form_id) AS name, coalesce(filled, 0) AS part, coalesce(asked, 0) AS whole,
-           sent AS weight, percent(part, whole) || ' (' || amount(sent) || ')' AS text, NULL AS note, NULL AS total
-    FROM sent LEFT JOIN answered ON answered.form_id IS NOT DISTINCT FROM sent.form_id"""
 _QUESTIONS: Final = """
     SELECT label AS name, count(*) FILTER (trim(value) <> '') AS part, count(*) AS whole, whole AS weight,
            share(part, whole) AS text, NULL AS note, NULL AS total
@@ -162,10 +155,6 @@ _RUN_TABLE: Final = """
            coalesce(calls, 0) AS "Calls", coalesce(files_stored, 0) AS "Files read", coalesce(rejects, 0) AS "Rejects",
            clip(coalesce(error, ''), 240) AS "Error", CASE WHEN has_failed(state) THEN 'State' END AS bad, run_id
     FROM shown_runs ORDER BY started_at DESC, run_id DESC"""
-_RUN_COUNTS: Final = """
-    SELECT 'All known runs: '
-           || string_agg(command || ' ' || state || ' ' || amount(runs), ', ' ORDER BY command, state) || '.' AS finding
-    FROM (SELECT command, state, count(*) AS runs FROM meta.runs GROUP BY ALL) HAVING count(*) > 0"""
 _VERIFICATIONS: Final = """
     SELECT 'At the last verification the lake ' || if(first(consistent) OVER (ORDER BY verified_at DESC),
            'is consistent with', 'differs from') || ' the service in ids and update times' AS finding,
@@ -184,13 +173,14 @@ _REJECTS: Final = f"""
            if(reasons > count(*) OVER (), plural(reasons - count(*) OVER (), 'other reason') || ': '
               || amount(total - sum(reasons.rejects) OVER ()), NULL) AS others
     FROM reasons, page ORDER BY reasons.rejects DESC, reason"""
-_DRIFT: Final = """
-    WITH top AS (SELECT *, count(*) OVER () AS keys, row_number() OVER (ORDER BY count DESC, table_name, key) AS place
-                 FROM meta.schema_drift QUALIFY place <= {limit})
+_DRIFT: Final = f"""
+    WITH top AS (SELECT *, count(*) OVER () AS keys FROM meta.schema_drift
+                 ORDER BY count DESC, table_name, key LIMIT {2 * _MAX_NAMES})
     SELECT plural(keys, 'key') || ' the schema does not know, or with values of another type' AS finding,
-           display(table_name || '.' || key) AS "{heading}", {columns},
-           if(keys > {limit}, 'and ' || plural(keys - {limit}, 'other key'), NULL) AS others
-    FROM top ORDER BY place"""
+           display(table_name || '.' || key) AS "Key", display(kind) AS "Kind", count AS "Count",
+           first_seen_at AS "First seen (UTC)", last_seen_at AS "Last seen (UTC)",
+           if(keys > count(*) OVER (), 'and ' || plural(keys - count(*) OVER (), 'other key'), NULL) AS others
+    FROM top ORDER BY count DESC, table_name, key"""
 _DETECTED: Final = """
     SELECT plural(deleted_files, 'file is', 'files are') || ' deleted in the service'
            || if(max(deletions.files) OVER () = 0, '', '; most were detected ' || if(by_month, 'in ', 'on ')
@@ -200,7 +190,6 @@ _DETECTED: Final = """
            if(by_month, span, strftime(since, '%d %b')) AS label, deletions.files AS value,
            span || ': ' || plural(deletions.files, 'file') AS tip, since
     FROM deletions, page WHERE deleted_files > 0 ORDER BY since"""
-_REMOTE: Final = "SELECT clip(remote, 240) AS finding, is_remote_behind AS bad FROM page WHERE remote IS NOT NULL"
 _JOBS: Final = f"""
     WITH latest AS (SELECT * FROM meta.reports
                     QUALIFY row_number() OVER (PARTITION BY job, batch ORDER BY attempt DESC) = 1),
@@ -297,23 +286,9 @@ PANELS: Final = (
         "completeness",
         "",
         "meters",
-        _list_names(
-            _FORMS,
-            "Form",
-            "Answered (forms)",
-            """percent(sum(part), sum(whole)) || ' of the questions in '
-               || if(max(names) > count(*), 'the ' || count(*) || ' most submitted forms', 'submitted forms')
-               || ' are answered'""",
-        ),
-        "Percentage of the questions that have an answer, and the number of submitted forms.",
-        "No form has been submitted yet.",
-    ),
-    Panel(
-        "completeness",
-        "",
-        "meters",
         _list_names(_QUESTIONS, "Question", "Answered", _LEAST_ANSWERED),
         "Percentage of answers over all forms; the most frequent questions first.",
+        "No form has been submitted yet.",
     ),
     Panel(
         "runs",
@@ -325,7 +300,6 @@ PANELS: Final = (
         "The runs as a table",
         _RUN_TABLE,
     ),
-    Panel("runs", "", "text", _RUN_COUNTS),
     Panel(
         "verifications",
         "Verifications",
@@ -345,21 +319,10 @@ PANELS: Final = (
     Panel(
         "drift",
         "Schema drift",
-        "meters",
-        _DRIFT.format(
-            limit=6,
-            heading="Most frequent",
-            columns='count AS part, max(count) OVER () AS whole, amount(count) AS "Count"',
-        ),
+        "table",
+        _DRIFT,
         "Nothing is lost: the column extra keeps them as sent, and meta.schema_drift counts them.",
         "No drift: every key and value fits the schema.",
-        "The keys as a table",
-        _DRIFT.format(
-            limit=2 * _MAX_NAMES,
-            heading="Key",
-            columns="""display(kind) AS "Kind", count AS "Count", first_seen_at AS "First seen (UTC)",
-                       last_seen_at AS "Last seen (UTC)" """,
-        ),
     ),
     Panel(
         "deletions",
@@ -373,7 +336,6 @@ PANELS: Final = (
             SELECT span AS "Detected (UTC)", files AS "Detected deletions" FROM deletions
             WHERE files > 0 ORDER BY since""",
     ),
-    Panel("publish", "Object storage", "text", _REMOTE, empty="The lake is not published to object storage."),
     Panel(
         "reports",
         "Reports",

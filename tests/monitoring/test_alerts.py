@@ -13,11 +13,9 @@ from structlog.testing import capture_logs
 from pipeline.config import load
 from pipeline.emulator import Emulator
 from pipeline.errors import SettingsError
-from pipeline.monitoring import alerts
-from pipeline.monitoring.after_run import record_run
-from pipeline.monitoring.alerts import Alert, send_alert
-from pipeline.monitoring.run_history import RunStatsFile
-from pipeline.monitoring.run_result import RunResult
+from pipeline.monitoring import after_run
+from pipeline.monitoring.after_run import Alert, record_run, send_alert
+from pipeline.monitoring.run_history import RunResult, RunStatsFile
 from pipeline.settings import Settings
 from tests.constants import set_run_constants
 from tests.monitoring.monitoring_harness import Collector, scanlake
@@ -51,7 +49,7 @@ async def test_a_url_gets_the_alert_as_json(canary: str) -> None:
 
 async def test_nobody_is_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A receiver that does not answer is given up, with a warning in the log."""
-    monkeypatch.setattr(alerts, "POST_SECONDS", 0.3)
+    monkeypatch.setattr(after_run, "POST_SECONDS", 0.3)
     began = time.monotonic()
     with Collector(silent=True).serving() as hook, capture_logs() as events:
         assert not await send_alert(Settings(notify_url=SecretStr(hook.url)), ALERT, RESULT)

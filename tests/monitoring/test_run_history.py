@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pipeline.lake.ledger import Ledger
-from pipeline.monitoring.run_history import FILE_NAME, RunStatsFile
-from pipeline.monitoring.run_result import RunResult
+from pipeline.monitoring.run_history import FILE_NAME, RunResult, RunStatsFile
 from tests.lake.corruption import exhausted_descriptors
 
 STARTED_AT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -12,8 +12,7 @@ from pipeline.commands import serve
 from pipeline.errors import ExitCode
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import VerificationRecord
-from pipeline.monitoring.run_history import RunStatsFile
-from pipeline.monitoring.run_result import RunResult
+from pipeline.monitoring.run_history import RunResult, RunStatsFile
 from pipeline.pages.catalog_access import CatalogAccess
 from pipeline.settings import Settings
 from schemas.timestamps import now_us

@@ -168,30 +168,16 @@ def test_fields(figures: Dashboard, truth: dict[str, list[Row]]) -> None:
     assert shown[0]["others"] == f"and {len(holders) - MAX_NAMES} other fields"
 
 
-def _in_brackets(text: str) -> int:
-    return int(text.partition("(")[2].rstrip(")"))
-
-
-def test_forms_and_questions(figures: Dashboard, truth: dict[str, list[Row]]) -> None:
-    """Forms and questions show how many of their questions are answered."""
+def test_questions(figures: Dashboard, truth: dict[str, list[Row]]) -> None:
+    """Questions show how often they are answered."""
     by_label = Counter(row["label"] for row in truth["form_answers"])
     answered = Counter(row["label"] for row in truth["form_answers"] if _says(row["value"]))
-    questions = rows_of(figures, "completeness", 2)
+    questions = rows_of(figures, "completeness", 1)
     counts = {
         (label if len(label) <= 90 else f"{label[:89]}…", answered[label], count) for label, count in by_label.items()
     }
     assert {(row["Question"], row["part"], row["whole"]) for row in questions} <= counts
     assert len(questions) == min(MAX_NAMES, len(by_label))
-    numbers = Counter(row["form_id"] for row in truth["form_answers"])
-    filled = Counter(row["form_id"] for row in truth["form_answers"] if _says(row["value"]))
-    sent = Counter(row["form_id"] for row in truth["form_submits"])
-    every = {(sent[key], numbers[key], filled[key]) for key in sent}
-    forms = [
-        (_in_brackets(row["Answered (forms)"]), row["whole"], row["part"])
-        for row in rows_of(figures, "completeness", 1)
-    ]
-    assert [number for number, _, _ in forms] == sorted(sent.values(), reverse=True)[:MAX_NAMES]
-    assert set(forms) <= every
 
 
 def test_what_the_catalog_says_of_itself(populated_lake: PopulatedLake, figures: Dashboard) -> None:
@@ -201,7 +187,6 @@ def test_what_the_catalog_says_of_itself(populated_lake: PopulatedLake, figures:
     shown = [(row["run_id"], row["State"], row["Error"] or None) for row in reversed(details_of(data, "runs"))]
     assert shown == runs
     assert [state for _, state, _ in runs].count("failed") == 1
-    assert rows_of(data, "runs", 1)[0]["finding"] == "All known runs: sync done 3, sync failed 1, verify done 1."
     assert [row["Result"] for row in rows_of(data, "verifications")] == ["consistent"]
     tiles = {tile["name"]: (tile["number"], tile["more"]) for tile in data.tiles}
     ((keys,),) = asked(populated_lake.folder, "SELECT count(*) FROM meta.schema_drift")

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from pipeline.formatting import format_bytes, format_duration
 from pipeline.logs import register_secrets
-from pipeline.pages.charts import axis_values, build_charts
-from pipeline.pages.dashboard import render_dashboard
+from pipeline.pages.dashboard import axis_values, build_charts, render_dashboard
 from pipeline.templates.rendering import ENVIRONMENT, is_web_address
 from tests.pages.page_lakes import HOSTILE, NOW, ParsedPage, asked, build_lake, load_data, open_page_macros, page_of
 from tests.rows import every
