@@ -23,7 +23,7 @@ from pipeline.logs import to_one_line
 from pipeline.process import run_async
 from pipeline.reports.job import JobResult, publish_if_unlocked, run_job
 from pipeline.reports.models import CatalogState, JobOptions, Manifest, ManifestFile
-from pipeline.reports.run_state import MAX_OUTSTANDING_REPORTS
+from pipeline.reports.ordering import MAX_OUTSTANDING_REPORTS
 from pipeline.reports.selection import (
     Selection,
     SelectionKind,

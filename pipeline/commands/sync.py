@@ -16,14 +16,7 @@ from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
 from pipeline.maintenance.compact import compact_if_due
 from pipeline.maintenance.writable_lake import open_writable_lake
-from pipeline.monitoring.after_run import (
-    LakeBefore,
-    LakeStats,
-    RunDelta,
-    measure_delta,
-    monitored_run,
-    record_killed_sync,
-)
+from pipeline.monitoring.after_run import LakeStats, RunDelta, measure_delta, monitored_run, record_killed_sync
 from pipeline.monitoring.run_history import RunResult
 from pipeline.process import run_async
 from pipeline.publish_after_run import publish_in_subprocess
@@ -106,10 +99,9 @@ def _sync(
     progress = context.progress()
     prints_summary = not (context.as_json or context.quiet)
     with open_writable_lake(settings, "sync", must_exist=False, token=token) as lake:
-        before = LakeBefore.read_from(lake)
+        before = lake.ledger.last_snapshot(), lake.ledger.next_commit_seq()
         summary = run_async(sync(lake, settings, token, time_range, progress, accept_new_base_url=accept_new_base_url))
-        stored = summary.files_stored
-        delta = measure_delta(lake, before, run_id=summary.run_id, stored=stored, last=progress.last)
+        delta = measure_delta(lake, summary.run_id, summary.files_stored, before, progress.last)
         if prints_summary:
             is_partial = time_range.is_explicit and not time_range.full
             sys.stdout.write(format_sync_summary(summary, delta, LakeStats.read_from(lake), is_partial=is_partial))

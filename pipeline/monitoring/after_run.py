@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pipeline.lake.lake import Lake
+    from pipeline.lake.models import SnapshotRecord
     from pipeline.monitoring.run_history import RunStats
     from pipeline.progress import ProgressState
     from pipeline.settings import Settings
@@ -186,19 +187,6 @@ async def _post(url: str, fields: Mapping[str, Any]) -> str | None:
 # Figures of a run and its lake: from the ledger, without opening the catalog
 
 
-class LakeBefore(Struct, frozen=True):
-    """A lake before a run: published files, and the number of the next commit."""
-
-    files: int
-    next_commit_seq: int
-
-    @classmethod
-    def read_from(cls, lake: Lake) -> LakeBefore:
-        """Return the present state of the lake."""
-        snapshot = lake.ledger.last_snapshot()
-        return cls(0 if snapshot is None else snapshot.files, lake.ledger.next_commit_seq())
-
-
 class RunDelta(Struct, frozen=True):
     """The difference that a run made, and the limits of its requests."""
 
@@ -212,16 +200,21 @@ class RunDelta(Struct, frozen=True):
     limited_by: str = ""
 
 
-def measure_delta(lake: Lake, before: LakeBefore, *, run_id: str, stored: int, last: ProgressState | None) -> RunDelta:
-    """Return the difference that the last run made: `stored` versions came in, `last` is its last progress."""
+def measure_delta(
+    lake: Lake, run_id: str, stored: int, before: tuple[SnapshotRecord | None, int], last: ProgressState | None
+) -> RunDelta:
+    """Return the difference that the last run made: `stored` versions came in, `last` is its last progress.
+
+    `before` are the snapshot and the number of the next commit before the run.
+    """
     ledger = lake.ledger
-    snapshot = ledger.last_snapshot()
-    added = min(max(0, (0 if snapshot is None else snapshot.files) - before.files), stored)
+    files = [0 if snapshot is None else snapshot.files for snapshot in (before[0], ledger.last_snapshot())]
+    added = min(max(0, files[1] - files[0]), stored)
     progress = last if isinstance(last, CrawlProgress) else CrawlProgress()
     return RunDelta(
         added,
         stored - added,
-        ledger.row_counts(since_seq=before.next_commit_seq),
+        ledger.row_counts(since_seq=before[1]),
         dict(islice(ledger.count_rejects(run_id).items(), _MAX_REASONS)),
         progress.throttled,
         progress.max_requests_per_second,

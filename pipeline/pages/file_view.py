@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import defaultdict
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
+from msgspec import Struct, convert
 
 from pipeline.errors import LakeCorruptedError
 from pipeline.formatting import format_bytes
@@ -40,15 +39,10 @@ _INLINE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/webp", "imag
 """Types that a browser shows. All others are downloads: HTML or SVG would run in the origin of these pages."""
 
 _DOWNLOAD_SUFFIXES: Final = {"application/pdf": ".pdf"}
-_HASH_RE: Final = re.compile(r"[0-9a-f]{64}")
 _STORE_FOLDER: Final = "images"
 _CHECK_HINT: Final = "Run `scanlake repair --read-data`."
-_OF_FILE: Final = """
-    SELECT upload_id::VARCHAR AS upload_id, kind, state, sha256, bytes, mime, path,
-           concat_ws(': ', replace(state, '_', ' '), reason) AS problem
-    FROM images WHERE file_id = {file_id}"""
-_BY_HASH: Final = """
-    SELECT state, sha256, bytes, mime, path FROM images WHERE sha256 = '{sha256}' AND state = 'stored' ORDER BY ALL"""
+_STORED: Final = "state = 'stored' AND path IS NOT NULL AND regexp_full_match(sha256, '[0-9a-f]{64}')"
+_IMAGE: Final = "sha256, coalesce(bytes, 0) AS bytes, coalesce(mime, '') AS mime, path"
 
 
 class StoredImage(Struct, frozen=True):
@@ -145,24 +139,25 @@ def _group_answers(answers: QueryRows) -> list[tuple[str | None, list[dict[str, 
 
 def read_images(lake: duckdb.DuckDBPyConnection, file_id: int) -> defaultdict[str, UploadImages]:
     """Return the copies of a file by upload id."""
+    sql = f"""SELECT upload_id::VARCHAR AS upload_id, kind, {_STORED} AS is_stored, {_IMAGE},
+                     concat_ws(': ', replace(state, '_', ' '), reason) AS problem
+              FROM images WHERE file_id = {file_id}"""
     uploads: defaultdict[str, UploadImages] = defaultdict(UploadImages)
-    for row in fetch_dicts(lake, _OF_FILE.format(file_id=file_id)):
-        upload, stored = uploads[row["upload_id"]], _to_image(row)
-        if stored is not None and row["kind"] == "thumbnail":
-            upload.thumbnail = stored
-        elif stored is not None:
-            upload.image = stored
-        elif row["kind"] != "thumbnail":
-            upload.problem = row["problem"]
+    for row in fetch_dicts(lake, sql):
+        upload = uploads[row["upload_id"]]
+        image = convert(row, StoredImage) if row["is_stored"] else None
+        if row["kind"] == "thumbnail":
+            upload.thumbnail = image
+        else:
+            upload.image, upload.problem = image, "" if image else row["problem"]
     return uploads
 
 
 def find_image(lake: duckdb.DuckDBPyConnection, sha256: str) -> StoredImage:
     """Return the copy with this hash. Raises `NothingFoundError` if the catalog names none."""
-    if _HASH_RE.fullmatch(sha256):
-        for row in fetch_dicts(lake, _BY_HASH.format(sha256=sha256)):
-            if (image := _to_image(row)) is not None:
-                return image
+    sql = f"SELECT {_IMAGE} FROM images WHERE sha256 = {sql_literal(sha256)} AND {_STORED} ORDER BY ALL LIMIT 1"
+    for row in fetch_dicts(lake, sql):
+        return convert(row, StoredImage)
     raise NothingFoundError("No such image in the lake.", hint="Open the page of its file again.")
 
 
@@ -179,11 +174,3 @@ def read_image(folder: Path, image: StoredImage) -> bytes:
     if hashlib.sha256(body).hexdigest() != image.sha256:
         raise LakeCorruptedError("The stored image is not the one that was downloaded.", hint=_CHECK_HINT)
     return body
-
-
-def _to_image(row: dict[str, Any]) -> StoredImage | None:
-    """Return the copy of a row, None if the row does not name one."""
-    sha256, path = row["sha256"], row["path"]
-    if row["state"] != "stored" or path is None or sha256 is None or not _HASH_RE.fullmatch(sha256):
-        return None
-    return StoredImage(sha256, row["bytes"] or 0, row["mime"] or "", path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
     from pipeline.lake.request_log import ReportBatch, ReportJobFile, ReportOrderRecord
     from pipeline.reports.confirmation import Confirmation, FileConfirmer
+    from pipeline.reports.ordering import ReportRunState
     from pipeline.reports.pdf_reader import PageFindings, PdfReader
-    from pipeline.reports.run_state import ReportRunState
 
 _log = get_logger()
 
@@ -37,19 +36,11 @@ _WITH_PDF: Final = frozenset({OrderState.SAVED, OrderState.DELIVERED})
 _HINT: Final = "the batch is ordered again without the files that fail"
 
 
-class DoubtKind(Enum):
-    """Why a file may not be in its PDF. The value: how often its batch is ordered again before the file fails."""
-
-    DELETED = 0
-    NOT_SHOWN = 1
-    CHANGED = 2
-
-
 class Doubt(Struct, frozen=True):
-    """A file that may not be in its PDF."""
+    """Why a file may not be in its PDF, and how often its batch is ordered again before the file fails."""
 
-    kind: DoubtKind
     reason: str
+    more_orders: int
 
 
 class Certifier:
@@ -184,7 +175,7 @@ class Certifier:
         reasons = {
             file_id: doubt.reason
             for file_id, doubt in doubts.items()
-            if is_last or self._doubts[file_id] > doubt.kind.value
+            if is_last or self._doubts[file_id] > doubt.more_orders
         }
         if orders > _MAX_ORDERS:
             reasons = dict.fromkeys(batch.files, f"no complete report of its batch after {orders} orders") | reasons
@@ -204,15 +195,15 @@ class Certifier:
 def _find_doubt(file: ReportJobFile, after: Confirmation, *, on_pages: bool | None, is_duplicate: bool) -> Doubt | None:
     """Return why a file may not be in its PDF; `is_duplicate`: the PDF, or its URL, is that of other files, too."""
     if isinstance(after, FileAbsence):
-        return Doubt(DoubtKind.DELETED, f"not in the service after its report was made ({after.answer})")
+        return Doubt(f"not in the service after its report was made ({after.answer})", more_orders=0)
     if isinstance(after, FileConfirmation):
         if on_pages is False:
-            return Doubt(DoubtKind.NOT_SHOWN, "not shown on the pages of its PDF, which show other files")
+            return Doubt("not shown on the pages of its PDF, which show other files", more_orders=1)
         # The two calls of a service may name different update times.
         is_comparable = file.confirmed_before_by == after.call and None not in {file.updated_before, after.updated_at}
         if on_pages is None and is_comparable and file.updated_before != after.updated_at:
             problem = "changed in the service while its report was made, and the PDF does not show references"
-            return Doubt(DoubtKind.CHANGED, problem)
+            return Doubt(problem, more_orders=2)
     if is_duplicate:
-        return Doubt(DoubtKind.NOT_SHOWN, "its PDF is the same document as the PDF of other files")
+        return Doubt("its PDF is the same document as the PDF of other files", more_orders=1)
     return None

@@ -25,9 +25,8 @@ from pipeline.reports.confirmation import FileConfirmer
 from pipeline.reports.folder import MARKER, open_job_folder
 from pipeline.reports.folder_check import check_report_folder, read_folder_manifest
 from pipeline.reports.manifest import OWN_NAMES, SIGNATURE_NAME, SUMS_NAME, read_manifest, write_manifest
-from pipeline.reports.ordering import BatchOrderer
+from pipeline.reports.ordering import BatchOrderer, ReportRunState, order_age_seconds
 from pipeline.reports.pdf_reader import PdfReader
-from pipeline.reports.run_state import ReportRunState, order_age_seconds
 from pipeline.reports.selection import make_batches
 from schemas.timestamps import new_run_id, now_us
 
