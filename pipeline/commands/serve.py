@@ -25,6 +25,8 @@ from pipeline.monitoring.run_history import find_failures
 from pipeline.pages.catalog_access import CatalogAccess
 from pipeline.pages.dashboard import GENERATOR, LedgerState, load_dashboard, render_dashboard
 from pipeline.pages.site import Site
+from pipeline.publish_after_run import read_publish_record
+from pipeline.publish_outcome import PublishOutcome
 from pipeline.settings import Settings
 from schemas.timestamps import to_datetime
 
@@ -137,6 +139,8 @@ def _render(settings: Settings, access: CatalogAccess, *, is_served: bool) -> st
 
 def _read_ledger(settings: Settings) -> LedgerState:
     ledger = LedgerState(source=_read_source(settings))
+    if (record := read_publish_record(settings)) is not None and record["problem"] is not None:
+        ledger = replace(ledger, remote_problem=str(PublishOutcome.from_record(record)))
     state = read_live_state(settings.lake, runs=_MAX_RUNS)
     if state is None:
         return ledger

@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     from pipeline.lake.models import LakeProperties
 
 
-class JobState(StrEnum):
-    """State of a report job."""
-
-    OPEN = "open"
-    DONE = "done"
-    INCOMPLETE = "incomplete"  # ended with failed files; the same command continues the job
-
-
 class OrderState(StrEnum):
     """State of a report order."""
 
@@ -68,8 +60,6 @@ class ReportJob(Struct, frozen=True):
     options: str
     context: str
     created_at: int
-    ended_at: int | None = None
-    state: JobState = JobState.OPEN
 
 
 class ReportJobFile(Struct, frozen=True):
@@ -205,11 +195,6 @@ class RequestLog:
             batch_of: dict[int | None, int] = {file_id: one.batch for one in batches for file_id in one.files}
             rows = (replace(file, batch=batch_of.get(file.file_id)) for file in files)
             insert_all(db, "report_file", ("job", *columns), [(job.job, *astuple(row)) for row in rows])
-
-    def finish_job(self, job: str, state: JobState, at: int) -> None:
-        """Record the end of a job."""
-        with self._ledger.transaction() as db:
-            db.execute("UPDATE report_job SET state = ?, ended_at = ? WHERE job = ?", (state, at, job))
 
     def delete_job(self, job: str) -> None:
         """Delete a job without an accepted order."""

@@ -21,7 +21,7 @@ from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
 from pipeline.lake.live_state import read_live_state
 from pipeline.logs import get_logger, to_one_line
 from pipeline.monitoring.metrics import lake_labels, write_metrics
-from pipeline.monitoring.run_history import RunResult, RunStatsFile
+from pipeline.monitoring.run_history import RunResult, read_run_stats, update_run_stats
 from pipeline.process import run_async
 from pipeline.progress import CrawlProgress
 from schemas.timestamps import format_instant, to_datetime
@@ -67,7 +67,7 @@ def monitored_run(settings: Settings, command: str, source: str = "") -> Iterato
     finally:
         result.seconds = max(0.0, (datetime.now(UTC) - result.started_at).total_seconds())
         if _is_recorded(settings, result):
-            run_async(record_run(settings, RunStatsFile(settings.lake), result))
+            run_async(record_run(settings, result))
 
 
 def _is_recorded(settings: Settings, result: RunResult) -> bool:
@@ -79,19 +79,19 @@ def _is_recorded(settings: Settings, result: RunResult) -> bool:
     return False
 
 
-async def record_run(settings: Settings, history: RunStatsFile, result: RunResult) -> None:
+async def record_run(settings: Settings, result: RunResult) -> None:
     """Add the run to the statistics, write metrics, send an alert. Failures to do so are logged, not raised."""
     if find_enclosing_lake(settings.lake) is None:
         # Also a first sync that failed and made no lake has a reason, which status shows and an alert sends once.
         with suppress(OSError):
             settings.lake.mkdir(parents=True, exist_ok=True)
-    with history.update() as stats:
+    with update_run_stats(settings.lake) as stats:
         stats.add_run(result)
         alert = _choose_alert(result, stats)
     if settings.metrics_file is not None:
         write_metrics(settings.metrics_file, stats, lake_labels(result.lake, result.source))
     if alert is not None and await send_alert(settings, alert, result) and alert.event != "succeeded":
-        with history.update() as stats:
+        with update_run_stats(settings.lake) as stats:
             stats.alerted_exit_codes = [*stats.alerted_exit_codes, alert.exit_code] if alert.event == "failed" else []
 
 
@@ -129,13 +129,13 @@ def record_killed_sync(settings: Settings, source: str = "") -> None:
     last = next(iter(state.runs), None) if state is not None else None
     if last is None or last.command != "sync" or last.state != "interrupted":
         return
-    history, started_at = RunStatsFile(settings.lake), to_datetime(last.started_at)
-    if history.last.last_ended is not None and history.last.last_ended >= started_at:
+    last_ended, started_at = read_run_stats(settings.lake).last_ended, to_datetime(last.started_at)
+    if last_ended is not None and last_ended >= started_at:
         return
     reason = f"The sync of {format_instant(last.started_at)} was killed, or the machine stopped."
     result = RunResult("sync", settings.lake, source, _KILLED_CODE, reason, started_at=started_at)
     result.result = {"run_id": last.run_id}
-    run_async(record_run(settings, history, result))
+    run_async(record_run(settings, result))
 
 
 # Alerts: one POST of JSON to `notify_url`, without the token, with a time limit

@@ -118,38 +118,37 @@ class RunStats(Struct):
             self.inconsistent_verifications = 0 if is_consistent else self.inconsistent_verifications + 1
 
 
-class RunStatsFile:
-    """The file with the statistics of one lake. If it cannot be used, they live in this process only."""
+def read_run_stats(lake: Path) -> RunStats:
+    """Return the statistics of a lake, empty ones if there is no file or it cannot be read."""
+    path = lake / FILE_NAME
+    with suppress(OSError):
+        if is_run_stats(path):
+            with path.open("rb") as file:
+                return _read(file.fileno()) or RunStats()
+    return RunStats()
 
-    def __init__(self, lake: Path) -> None:
-        self._path = lake / FILE_NAME
-        self.last = RunStats()
-        with suppress(OSError):
-            if is_run_stats(self._path):
-                with self._path.open("rb") as file:
-                    self.last = _read(file.fileno()) or self.last
 
-    @contextmanager
-    def update(self) -> Iterator[RunStats]:
-        """Yield the statistics to change, under a lock, and write them."""
-        with ExitStack() as stack:
-            handle = self._lock(stack)
-            stored = None if handle is None else _read(handle)
-            self.last = stored or self.last
-            yield self.last
-            if handle is not None:
-                _write(handle, self.last, self._path)
+@contextmanager
+def update_run_stats(lake: Path) -> Iterator[RunStats]:
+    """Yield the statistics of a lake to change, under a lock, and write them if there can be a file."""
+    path = lake / FILE_NAME
+    with ExitStack() as stack:
+        handle = _lock(path, stack)
+        stats = read_run_stats(lake)
+        yield stats
+        if handle is not None:
+            _write(handle, stats, path)
 
-    def _lock(self, stack: ExitStack) -> int | None:
-        folder = self._path.parent
-        try:
-            # Nothing is written to a folder that a run refuses, or to a file of others.
-            is_writable = folder.is_dir() and classify_folder(LakeLayout(folder)) in _WRITABLE_KINDS
-            if is_writable and (is_run_stats(self._path) or not os.path.lexists(self._path)):
-                return stack.enter_context(lock_file(self._path, blocking=True))  # all others hold it for a moment only
-        except (OSError, StorageError) as error:
-            _log.warning("run_stats.read_failed", path=str(self._path), reason=str(error))
-        return None
+
+def _lock(path: Path, stack: ExitStack) -> int | None:
+    try:
+        # Nothing is written to a folder that a run refuses, or to a file of others.
+        is_writable = path.parent.is_dir() and classify_folder(LakeLayout(path.parent)) in _WRITABLE_KINDS
+        if is_writable and (is_run_stats(path) or not os.path.lexists(path)):
+            return stack.enter_context(lock_file(path, blocking=True))  # all others hold it for a moment only
+    except (OSError, StorageError) as error:
+        _log.warning("run_stats.read_failed", path=str(path), reason=str(error))
+    return None
 
 
 def _read(handle: int) -> RunStats | None:
@@ -186,7 +185,7 @@ class Failures(Struct, frozen=True):
 def find_failures(lake: Path, state: LiveState | None) -> Failures | None:
     """Return the failures since the last run that ended well; None without one. `state` is None without a lake."""
     recorded, last_success_at = ((), 0) if state is None else (state.failures, state.last_success_at)
-    stats = RunStatsFile(lake).last
+    stats = read_run_stats(lake)
     ended_at = 0 if stats.last_ended is None else from_datetime(stats.last_ended)
     is_counted = stats.failures > 0 and ended_at > last_success_at
     count = max(len(recorded), stats.failures if is_counted else 0)

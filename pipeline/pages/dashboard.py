@@ -35,7 +35,8 @@ GENERATOR: Final = "scanlake serve"
 _NUMERIC_TEXTS: Final = frozenset({"Files", "Rate", "Size"})
 _LEDGER_TABLE: Final = """
     CREATE TEMP TABLE ledger AS
-    SELECT ?::TIMESTAMP AS now, ?::VARCHAR AS failing, ?::BIGINT AS paused_at, ?::VARCHAR AS source"""
+    SELECT ?::TIMESTAMP AS now, ?::VARCHAR AS failing, ?::BIGINT AS paused_at, ?::VARCHAR AS source,
+           ?::VARCHAR AS remote_problem"""
 _SETUP: Final = files("pipeline.pages").joinpath("dashboard.sql").read_text(encoding="utf-8")
 _SCRIPT: Final = read_script("dashboard.js")
 POLICY: Final = build_policy(_SCRIPT, "img-src data:", "base-uri 'none'", "form-action 'none'")
@@ -51,13 +52,14 @@ class LedgerState(Struct, frozen=True):
     """What the ledger knows beyond the catalog, which it is ahead of.
 
     `runs` are rows of `shown_runs`; None: those of the catalog. `failing` has the reason why the last runs failed,
-    `paused_at` the snapshot of a rollback.
+    `paused_at` the snapshot of a rollback, `remote_problem` a sentence if the last publish to object storage failed.
     """
 
     runs: Sequence[tuple[Any, ...]] | None = None
     failing: str | None = None
     paused_at: int | None = None
     source: str | None = None
+    remote_problem: str | None = None
 
 
 class Mark(NamedTuple):

@@ -47,13 +47,6 @@ def _list_names(source: str, heading: str, text: str, finding: str) -> str:
         FROM top ORDER BY weight DESC, top.name"""
 
 
-def _rank(names: str) -> str:
-    """Return a source of names with their shares of all."""
-    return f"""
-        SELECT name, count(*) AS part, max(part) OVER () AS whole, part AS weight, sum(part) OVER () AS total,
-               share(part, total) AS text, NULL AS note FROM ({names}) GROUP BY name"""
-
-
 _ACTIVITY: Final = """
     WITH long AS (UNPIVOT days ON files, uploads INTO NAME noun VALUE value),
     charts AS (SELECT noun, if(max(value) = 0, 'No ' || noun || ' in these days',
@@ -96,6 +89,10 @@ _RATES: Final = """
            || amount(damage.damaged) || ' of ' || amount(damage.with_flag) || ')' AS tip
     FROM types CROSS JOIN months LEFT JOIN damage USING (rank, month), finding, minimum ORDER BY rank, month
 """
+_KINDS: Final = """
+    SELECT damage_type_desc AS name, count(*) AS part, max(part) OVER () AS whole, part AS weight,
+           sum(part) OVER () AS total, share(part, total) AS text, NULL AS note
+    FROM uploads WHERE has_damage GROUP BY name"""
 _AGES: Final = """
     WITH aged AS (SELECT CASE WHEN started_at IS NULL THEN 6 ELSE len(list_filter([1, 7, 30, 90, 365],
                                    lambda days: started_at <= now - to_days(days))) END AS bucket, count(*) AS runs
@@ -190,23 +187,6 @@ _DETECTED: Final = """
            if(by_month, span, strftime(since, '%d %b')) AS label, deletions.files AS value,
            span || ': ' || plural(deletions.files, 'file') AS tip, since
     FROM deletions, page WHERE deleted_files > 0 ORDER BY since"""
-_JOBS: Final = f"""
-    WITH latest AS (SELECT * FROM meta.reports
-                    QUALIFY row_number() OVER (PARTITION BY job, batch ORDER BY attempt DESC) = 1),
-    jobs AS (SELECT job, min(ordered_at) AS ordered_at, count(*) AS batches, count(*) OVER () AS jobs,
-                    count(*) FILTER (state = 'delivered') AS delivered, coalesce(sum(files), 0) AS files,
-                    coalesce(sum(files) FILTER (state = 'delivered'), 0) AS files_delivered,
-                    coalesce(sum(bytes) FILTER (state = 'delivered'), 0) AS bytes,
-                    count(*) FILTER (state IN ('rejected', 'timed_out', 'failed', 'unknown', 'not_sent')) AS failed
-             FROM latest GROUP BY job ORDER BY job DESC LIMIT {_MAX_NAMES})
-    SELECT plural(sum(delivered) OVER (), 'PDF') || ' delivered in ' || if(jobs > count(*) OVER (),
-           'the last ' || count(*) OVER () || ' of ' || amount(jobs) || ' jobs', plural(jobs, 'job'))
-           || if(sum(failed) OVER () > 0, '; ' || amount(sum(failed) OVER ()) || ' failed', ', none failed') AS finding,
-           job AS "Job", ordered_at AS "Ordered (UTC)", batches AS "PDFs", delivered AS "Delivered", failed AS "Failed",
-           amount(files_delivered) || ' of ' || amount(files) AS "Files", size_text(bytes) AS "Size",
-           if(failed > 0, 'Failed', NULL) AS bad, bytes
-    FROM jobs ORDER BY job DESC"""
-
 PANELS: Final = (
     Panel(
         "activity",
@@ -233,7 +213,7 @@ PANELS: Final = (
         "",
         "meters",
         _list_names(
-            _rank("SELECT damage_type_desc AS name FROM uploads WHERE has_damage"),
+            _KINDS,
             "Kind of damage",
             "Uploads",
             """coalesce('“' || display(first(name ORDER BY part DESC, name) FILTER (trim(name) <> ''))
@@ -256,18 +236,6 @@ PANELS: Final = (
                    display(workflow) AS "Workflow", started_at AS "Started (UTC)"
             FROM (FROM open_runs ORDER BY started_at, file_id, id LIMIT {_MAX_NAMES}) AS oldest
             LEFT JOIN files ON files.file_id = oldest.file_id ORDER BY started_at, oldest.file_id""",
-    ),
-    Panel(
-        "workflows",
-        "",
-        "meters",
-        _list_names(
-            _rank("SELECT workflow AS name FROM open_runs"),
-            "Workflow",
-            "Open runs",
-            """'“' || display(first(name ORDER BY part DESC, name)) || '” has most of them: '
-               || percent(max(part), max(total))""",
-        ),
     ),
     Panel(
         "completeness",
@@ -335,13 +303,5 @@ PANELS: Final = (
         """
             SELECT span AS "Detected (UTC)", files AS "Detected deletions" FROM deletions
             WHERE files > 0 ORDER BY since""",
-    ),
-    Panel(
-        "reports",
-        "Reports",
-        "table",
-        _JOBS,
-        "The last order of each batch counts. See also meta.report_files.",
-        "No reports have been ordered from this lake.",
     ),
 )

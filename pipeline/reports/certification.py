@@ -183,8 +183,9 @@ class Certifier:
             _log.warning("report.file_excluded", file=file_id, reason=reason)
         error = f"{len(doubts)} files may not be in the PDF, the first: {next(iter(doubts.values())).reason}"
         superseded = replace(order, state=OrderState.SUPERSEDED, error=error)
-        await asyncio.to_thread(state.request_log.exclude_files, state.job, batch.batch, reasons, now_us(), superseded)
+        # First the PDF: a killed run leaves none that does not count, and the next run downloads it again.
         await asyncio.to_thread(state.folder.remove_pdf, order.pdf or "", order.sha256)
+        await asyncio.to_thread(state.request_log.exclude_files, state.job, batch.batch, reasons, now_us(), superseded)
         _log.warning("report.superseded", report=order.name, reason=error, hint=_HINT)
         remaining = replace(batch, files=tuple(file_id for file_id in batch.files if file_id not in reasons))
         state.set_batch(remaining)

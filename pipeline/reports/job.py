@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from pipeline.errors import AuthenticationError, LakeLockedError, ScanlakeError, SettingsError, StorageError
 from pipeline.lake.lake import Lake
-from pipeline.lake.request_log import JobState, OrderState, ReportJob
+from pipeline.lake.request_log import OrderState, ReportJob
 from pipeline.logs import get_logger
 from pipeline.progress import NullProgress
 from pipeline.reports.certification import Certifier
@@ -99,10 +99,10 @@ async def run_job(
                 await run.run()
         except BaseException:
             with suppress(ScanlakeError):  # the error that stopped the run is more important
-                _close_job(request_log, job, publish)
+                publish()
             raise
-        manifest = _close_job(request_log, job, publish)
-        manifest = manifest.model_copy(update={"signed": sign is not None})
+        publish()
+        manifest = read_manifest(request_log, job).model_copy(update={"signed": sign is not None})
         write_manifest(folder, manifest, sign)
     return JobResult(manifest, resumed, had_protocol_errors=run.orderer.had_protocol_errors)
 
@@ -165,13 +165,6 @@ def open_job(
     job = ReportJob(folder.job, path, options.to_json(), catalog_state.model_dump_json(), now_us())
     request_log.create(job, files, batches)
     return job, False
-
-
-def _close_job(request_log: RequestLog, job: ReportJob, publish: Callable[[], object]) -> Manifest:
-    manifest = read_manifest(request_log, job)
-    request_log.finish_job(job.job, JobState.INCOMPLETE if manifest.failed else JobState.DONE, now_us())
-    publish()
-    return manifest
 
 
 class ReportRun:
@@ -262,8 +255,6 @@ class ReportRun:
         await asyncio.to_thread(state.restore_files, state.options.max_batch_files)  # the service may have them now
         orders = await asyncio.to_thread(state.request_log.orders, state.job)
         state.last_orders = {order.batch: order for order in orders}
-        state.saved_names = {order.pdf for order in orders if order.pdf is not None and order.saved_at is not None}
-        await asyncio.to_thread(self._remove_superseded_pdfs, orders)
         self.orderer.has_accepted_order = any(order.url is not None for order in orders)
         self._certifier.shows_references = any(order.references_found for order in orders)
         to_poll = []
@@ -288,14 +279,6 @@ class ReportRun:
         if order.state is OrderState.TIMED_OUT:
             return order_age_seconds(order) < self._state.timeout_seconds
         return order.state in _FOLLOWED
-
-    def _remove_superseded_pdfs(self, orders: list[ReportOrderRecord]) -> None:
-        """Remove the superseded PDFs that a killed run left."""
-        last_orders = self._state.last_orders.values()
-        current = {(order.pdf, order.sha256) for order in last_orders if order.state is not OrderState.SUPERSEDED}
-        for order in orders:
-            if order.state is OrderState.SUPERSEDED and order.pdf and (order.pdf, order.sha256) not in current:
-                self._state.folder.remove_pdf(order.pdf, order.sha256)
 
 
 def publish_if_unlocked(settings: Settings, command: str) -> None:

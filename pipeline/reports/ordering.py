@@ -70,7 +70,6 @@ class ReportRunState(Struct):
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OUTSTANDING_REPORTS))
     batches: dict[int, ReportBatch] = field(default_factory=dict)
     last_orders: dict[int, ReportOrderRecord] = field(default_factory=dict)  # by batch
-    saved_names: set[str] = field(default_factory=set)  # PDFs that the job saved: a file with such a name is the job's
     orders: int = 0
     polls: int = 0
     _rate: RateEstimator = field(default_factory=RateEstimator)
@@ -326,8 +325,6 @@ class BatchOrderer:
     async def _save(self, order: ReportOrderRecord, name: str, file: TempFile, report: DownloadedReport) -> None:
         """Give the PDF its name. One with the bytes that were certified before needs no further proof."""
         state = self._state
-        if name in state.saved_names and (new := await asyncio.to_thread(state.folder.keep_damaged, name)):
-            _log.warning("report.replaced", pdf=name, kept_as=new, hint="delete the old file if it is not needed")
         is_certified = order.delivered_at is not None and order.sha256 == report.sha256
         order = await state.update(
             order,
@@ -339,7 +336,6 @@ class BatchOrderer:
             delivered_at=order.delivered_at if is_certified else None,
         )
         await asyncio.to_thread(state.folder.commit, file)
-        state.saved_names.add(name)
         await self._record_saved(order)
         _log.debug("report.saved", pdf=name, files=order.files, bytes=report.bytes)
 
@@ -352,14 +348,16 @@ class BatchOrderer:
         )
 
     async def is_on_disk(self, order: ReportOrderRecord) -> bool:
-        """Return whether the folder has the PDF with the size and hash of the ledger."""
+        """Return whether the folder has the PDF of the ledger. Raises `StorageError` for another file in its place."""
         if order.state not in _ON_DISK or order.pdf is None:
             return False
         digest = await asyncio.to_thread(self._state.folder.digest, order.pdf)
-        if digest is None or (digest.bytes, digest.sha256) != (order.bytes, order.sha256):
+        if digest is None:
             if order.state is OrderState.DELIVERED:
-                _log.warning("report.missing", pdf=order.pdf, hint="deleted or changed; it is downloaded again")
+                _log.warning("report.missing", pdf=order.pdf, hint="it is downloaded again")
             return False
+        if (digest.bytes, digest.sha256) != (order.bytes, order.sha256):
+            raise self._state.folder.other_file_error(order.pdf)
         if order.state is OrderState.SAVING:
             await self._record_saved(order)
         return True

@@ -195,14 +195,14 @@ def test_rejects_and_orders_survive(lake: Path) -> None:
     """Whatever small table the ledger has is carried by the catalog, documents byte for byte."""
     with tampered(lake) as db:
         insert_reject(db, None, b"\xff\x00\xfe")
-        db.execute("INSERT INTO report_job VALUES ('j', 'f', '{}', '{}', 1, NULL, 'open')")
+        db.execute("INSERT INTO report_job VALUES ('j', 'f', '{}', '{}', 1)")
     republish(lake)
     (lake / "ledger.sqlite").unlink()
     with Lake(lake, doing="sync"):
         pass
     assert "1 reject in meta.rejects" in told(lake, "check")
     assert asked(lake, "SELECT document FROM reject") == [(b"\xff\x00\xfe",)]
-    assert asked(lake, "SELECT job, state FROM report_job") == [("j", "open")]
+    assert asked(lake, "SELECT job, folder FROM report_job") == [("j", "f")]
 
 
 def test_readers_of_a_catalog_see_no_secret_of_the_ledger(lake: Path) -> None:

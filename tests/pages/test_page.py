@@ -61,7 +61,7 @@ def test_an_empty_lake(empty_lake: Path) -> None:
     """A lake without a file has a page that says so in every part."""
     read = ParsedPage(page_of(empty_lake))
     for words in ("No files in the lake yet", "No workflow run is open", "No run has been recorded", "Never verified",
-                  "No rejects", "No drift", "No deleted files", "No reports have been ordered",
+                  "No rejects", "No drift", "No deleted files",
                   "No custom field", "No form has been submitted"):  # fmt: skip
         assert words in read.text
     assert "NaN" not in read.text
