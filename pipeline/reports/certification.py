@@ -68,19 +68,26 @@ class Certifier:
         them.
         """
         async with self._lock:
-            orders = self._state.last_orders.values()
-            duplicates = self._find_duplicates({})
-            saved = [order for order in orders if order.state is OrderState.SAVED]
-            # A document that was delivered before it came a second time was certified too early.
-            saved += [order for order in orders if order.state is OrderState.DELIVERED and order.batch in duplicates]
             showed_references = self.shows_references
-            again = await self._certify(saved)
+            again = await self._certify(self._find_uncertified())
             if self.shows_references and not showed_references:
-                # The template shows references: a PDF that shows none of its files was certified too early.
-                empty = [o for o in orders if o.state is OrderState.DELIVERED and o.references_found == 0]
-                again += await self._certify(empty)
+                again += await self._certify(self._find_uncertified())
             self._last_at = time.monotonic()
             return again
+
+    def _find_uncertified(self) -> list[ReportOrderRecord]:
+        """Return the orders whose PDF is saved, or was certified too early.
+
+        It was, if its document came a second time, or if it shows no file although the template shows references.
+        """
+        duplicates = self._find_duplicates({})
+        return [
+            order
+            for order in self._state.last_orders.values()
+            if order.state is OrderState.SAVED
+            or (order.state is OrderState.DELIVERED and order.batch in duplicates)
+            or (order.state is OrderState.DELIVERED and self.shows_references and order.references_found == 0)
+        ]
 
     async def _certify(self, orders: Sequence[ReportOrderRecord]) -> list[ReportBatch]:
         if not orders:

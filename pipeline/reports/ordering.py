@@ -114,11 +114,6 @@ class ReportRunState(Struct):
         hint = "this run or the next one orders the batch again"
         _log.warning("report.outcome_unknown", report=order.name, reason=reason, hint=hint)
 
-    async def fail(self, order: ReportOrderRecord, error: ScanlakeError) -> None:
-        """Record that a report cannot be downloaded."""
-        await self.update(order, state=OrderState.FAILED, error=error.message)
-        _log.warning("report.failed", report=order.name, reason=error.message)
-
     def covers_batch(self, order: ReportOrderRecord) -> bool:
         """Return whether the order is for all files of its batch, and for no other: files may have left it since."""
         batch = self.batches.get(order.batch)
@@ -308,14 +303,12 @@ class BatchOrderer:
         with state.folder.temp_file(name) as file:
             try:
                 report = await state.client.download_report(order.url or "", file, max_bytes=_MAX_PDF_BYTES)
-            except RetriesExhaustedError as error:
-                if error.kind != "size":
+            except (RetriesExhaustedError, ProtocolError) as error:
+                if isinstance(error, RetriesExhaustedError) and error.kind != "size":
                     return error.message
-                await state.fail(order, error)
-                return None
-            except ProtocolError as error:
-                self.had_protocol_errors = True
-                await state.fail(order, error)
+                self.had_protocol_errors |= isinstance(error, ProtocolError)
+                await state.update(order, state=OrderState.FAILED, error=error.message)
+                _log.warning("report.failed", report=order.name, reason=error.message)
                 return None
             if isinstance(report, ReportNotReady):
                 return report.reason
