@@ -145,21 +145,11 @@ async def send_alert(settings: Settings, alert: Alert, result: RunResult) -> boo
     """Send the alert about a run; return whether the receiver took it, or there is none."""
     if settings.notify_url is None:
         return True
-    problem = await _post(settings.notify_url.get_secret_value(), _alert_fields(alert, result))
-    if problem is None:
-        _log.info("alert.sent", alert=alert.event, exit_code=alert.exit_code)
-    else:
-        _log.warning("alert.failed", alert=alert.event, reason=problem)
-    return problem is None
-
-
-def _alert_fields(alert: Alert, result: RunResult) -> dict[str, Any]:
-    """Return the body for the URL. Chat services show `text`."""
     reason = to_one_line(alert.reason)[:_MAX_REASON_CHARS]
     what = {"failed": f"failed: {reason}", "recovered": "works again", "succeeded": "succeeded"}[alert.event]
     lake = str(result.lake.absolute())
-    return {
-        "text": f"scanlake {result.command} of {result.source or lake} {what}",
+    body = {
+        "text": f"scanlake {result.command} of {result.source or lake} {what}",  # chat services show it
         "event": alert.event,
         "reason": reason,
         "exit_code": alert.exit_code,
@@ -168,20 +158,25 @@ def _alert_fields(alert: Alert, result: RunResult) -> dict[str, Any]:
         "source": result.source,
         "run_id": str(result.result.get("run_id") or ""),
     }
+    problem = await _post(settings.notify_url.get_secret_value(), body)
+    if problem is None:
+        _log.info("alert.sent", alert=alert.event, exit_code=alert.exit_code)
+    else:
+        _log.warning("alert.failed", alert=alert.event, reason=problem)
+    return problem is None
 
 
-async def _post(url: str, fields: Mapping[str, Any]) -> str | None:
+async def _post(url: str, body: Mapping[str, Any]) -> str | None:
     """Return the problem, without the URL, which is a secret; None if it answered 2xx. A redirect is a problem."""
     timeout = aiohttp.ClientTimeout(total=POST_SECONDS)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(URL(url, encoded=True), json=fields, allow_redirects=False) as response,
+            session.post(URL(url, encoded=True), json=body, allow_redirects=False) as response,
         ):
-            status = response.status
+            return None if 200 <= response.status < 300 else f"notify_url: HTTP {response.status}"
     except (OSError, ValueError, aiohttp.ClientError) as error:
         return f"notify_url: {type(error).__name__}"
-    return None if 200 <= status < 300 else f"notify_url: HTTP {status}"
 
 
 # Figures of a run and its lake: from the ledger, without opening the catalog

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from pipeline.client.errors import RetriesExhaustedError
+from pipeline.client.protocol import NotFound
 from pipeline.formatting import pluralize
 from pipeline.lake.request_log import FileConfirmation, OrderState
 from pipeline.logs import get_logger
-from pipeline.reports.confirmation import FileAbsence, FileUnconfirmed
+from pipeline.reports.confirmation import describe_absence
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
@@ -154,7 +156,7 @@ class Certifier:
         if doubts:
             return await self._supersede(order, doubts)
         results = {file_id: after[file_id] for file_id in files}
-        unconfirmed = [result.problem for result in results.values() if isinstance(result, FileUnconfirmed)]
+        unconfirmed = [result.message for result in results.values() if isinstance(result, RetriesExhaustedError)]
         if unconfirmed:
             error = f"{pluralize(len(unconfirmed), 'file')} not confirmed after the report was saved: {unconfirmed[0]}"
             await self._state.update(order, state=OrderState.SAVED, error=error)
@@ -202,8 +204,8 @@ class Certifier:
 
 def _find_doubt(file: ReportJobFile, after: Confirmation, *, on_pages: bool | None, is_duplicate: bool) -> Doubt | None:
     """Return why a file may not be in its PDF; `is_duplicate`: the PDF, or its URL, is that of other files, too."""
-    if isinstance(after, FileAbsence):
-        return Doubt(f"not in the service after its report was made ({after.answer})", more_orders=0)
+    if isinstance(after, NotFound):
+        return Doubt(f"not in the service after its report was made ({describe_absence(after)})", more_orders=0)
     if isinstance(after, FileConfirmation):
         if on_pages is False:
             return Doubt("not shown on the pages of its PDF, which show other files", more_orders=1)

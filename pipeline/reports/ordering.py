@@ -16,12 +16,13 @@ from msgspec.structs import replace
 
 from pipeline.client.downloads import ReportNotReady
 from pipeline.client.errors import OutcomeUnknownError, RequestRejectedError, RetriesExhaustedError
+from pipeline.client.protocol import NotFound
 from pipeline.errors import AuthenticationError, ProtocolError, ScanlakeError, ServiceUnavailableError, SettingsError
 from pipeline.lake.request_log import FileConfirmation, OrderState
 from pipeline.logs import get_logger
 from pipeline.process import await_response
 from pipeline.progress import NullProgress, RateEstimator, ReportProgress
-from pipeline.reports.confirmation import FileAbsence
+from pipeline.reports.confirmation import describe_absence
 from pipeline.reports.selection import make_batches, name_pdf
 from schemas.requests import ReportRequest
 from schemas.timestamps import SECOND, now_us
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pipeline.client.protocol import ReportOrder
     from pipeline.lake.request_log import ReportBatch, ReportOrderRecord, RequestLog
     from pipeline.progress import Progress
-    from pipeline.reports.confirmation import Confirmation, FileConfirmer
+    from pipeline.reports.confirmation import FileConfirmer
     from pipeline.reports.folder import JobFolder, TempFile
     from pipeline.reports.models import JobOptions
 
@@ -202,7 +203,11 @@ class BatchOrderer:
         since = now_us() - _MAX_CONFIRMATION_AGE
         results = await self._confirmer.confirm(batch.files, since=since, upcoming=upcoming)
         confirmed = {file_id: result for file_id, result in results.items() if isinstance(result, FileConfirmation)}
-        reasons = {file_id: _describe(result) for file_id, result in results.items() if file_id not in confirmed}
+        reasons = {
+            file_id: _describe(result)
+            for file_id, result in results.items()
+            if not isinstance(result, FileConfirmation)
+        }
         if not reasons:
             return batch, confirmed
         for file_id, reason in reasons.items():
@@ -356,7 +361,7 @@ class BatchOrderer:
         return True
 
 
-def _describe(result: Confirmation) -> str:
-    if isinstance(result, FileAbsence):
-        return f"not in the service when it was to be ordered ({result.answer})"
-    return f"not confirmed in the service before its order: {getattr(result, 'problem', '')}"
+def _describe(result: NotFound | RetriesExhaustedError) -> str:
+    if isinstance(result, NotFound):
+        return f"not in the service when it was to be ordered ({describe_absence(result)})"
+    return f"not confirmed in the service before its order: {result.message}"

@@ -17,7 +17,7 @@ from pipeline.client.protocol import NotFound
 from pipeline.emulator import Emulator
 from pipeline.errors import ExitCode, ProtocolError, ScanlakeError
 from pipeline.lake.request_log import FileConfirmation
-from pipeline.reports.confirmation import FileAbsence, FileConfirmer
+from pipeline.reports.confirmation import FileConfirmer
 from tests.findings import folder_problems
 from tests.reports.report_harness import (
     FILES,
@@ -308,7 +308,7 @@ async def test_a_list_that_failed_is_not_read_again() -> None:
     confirmer = FileConfirmer(client, files_in_service=1, identity="id")
     for since in (1, 2**62):
         found = await confirmer.confirm([1, 2, 3], since=since)
-        assert set(map(type, found.values())) == {FileAbsence}
+        assert set(map(type, found.values())) == {NotFound}
     assert (client.iter_pages.call_count, client.get_file.call_count) == (1, 6)
 
 
