@@ -20,6 +20,7 @@ from pipeline.formatting import pluralize
 from pipeline.lake.request_log import FileConfirmation, OrderState
 from pipeline.logs import get_logger
 from pipeline.reports.confirmation import describe_absence
+from pipeline.reports.pdf_reader import count_found
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
@@ -102,8 +103,8 @@ class Certifier:
             path = self._state.folder.path / (order.pdf or "")
             references = {file_id: file.reference for file_id, file in files[order.batch].items()}
             findings[order.batch] = await asyncio.to_thread(self._reader.read, path, references)
-        self.shows_references |= any(pages.count for pages in findings.values())
-        duplicates = self._find_duplicates({batch: pages.count or 0 for batch, pages in findings.items()})
+        self.shows_references |= any(map(count_found, findings.values()))
+        duplicates = self._find_duplicates({batch: count_found(pages) or 0 for batch, pages in findings.items()})
         again = [
             await self._certify_order(
                 order, files[order.batch], after, findings[order.batch], is_duplicate=order.batch in duplicates
@@ -141,13 +142,13 @@ class Certifier:
         order: ReportOrderRecord,
         files: Mapping[int, ReportJobFile],
         after: Mapping[int, Confirmation],
-        pages: PageFindings,
+        pages: PageFindings | None,
         *,
         is_duplicate: bool,
     ) -> ReportBatch | None:
         """Record the result of one PDF. Return its batch if it must be ordered again."""
-        order = replace(order, references_found=pages.count)
-        on_pages = pages.on_pages if self.shows_references else {}
+        order = replace(order, references_found=count_found(pages))
+        on_pages = pages if pages is not None and self.shows_references else {}
         doubts = {}
         for file_id, file in files.items():
             doubt = _find_doubt(file, after[file_id], on_pages=on_pages.get(file_id), is_duplicate=is_duplicate)

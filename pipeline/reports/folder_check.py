@@ -25,6 +25,7 @@ from pipeline.reports.manifest import (
     render_page,
 )
 from pipeline.reports.models import Manifest
+from pipeline.reports.pdf_reader import count_found
 from pipeline.reports.signing import verify_signature
 from pipeline.version import __version__
 
@@ -190,9 +191,11 @@ def _find_page_problems(
             continue
         references = {file.file_id: file.reference for file in files[pdf.pdf] if file.file_id is not None}
         pages = reader.read(folder / pdf.pdf, references)
-        unread += [] if pages.is_read else [pdf.pdf]
-        on_pages = pages.on_pages if pages.count else {}  # as certified: pages without any reference decide nothing
-        for file in files[pdf.pdf] if pages.is_read else ():
+        if pages is None:
+            unread.append(pdf.pdf)
+            continue
+        on_pages = pages if count_found(pages) else {}  # as certified: pages without any reference decide nothing
+        for file in files[pdf.pdf]:
             if file.file_id is not None and file.on_pages != on_pages.get(file.file_id):
                 yield pdf.pdf, f"its pages and {JSON_NAME} disagree about file {file.file_id}"
 
