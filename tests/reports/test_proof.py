@@ -23,6 +23,7 @@ from tests.reports.report_harness import (
     FILES,
     Script,
     Selection,
+    change_orders,
     check_folder,
     check_orders,
     edit_file,
@@ -230,6 +231,20 @@ async def test_a_pdf_without_references_is_no_proof_beside_one_with_them(
     again = [("report-0001", "delivered"), ("report-0001", "superseded")]
     assert states == [*again, ("report-0002", "delivered")]
     check_certified(scene.out, 20)
+
+
+@pytest.mark.virtual_time
+async def test_the_ledger_knows_of_pdfs_that_show_references(scene: Scene) -> None:
+    """A run that was killed after it certified one with references leaves no other without them certified."""
+    selection = Selection("ids", ids=tuple(scene.keys[:20]))
+    scene.emulator.set_quirks(report_shows="nothing")
+    await scene.run(selection)
+    change_orders(scene.lake, "references_found = 10 * (batch = 2)")
+    (scene.out / "SHA256SUMS").unlink()
+    scene.emulator.set_quirks(report_shows="id-and-reference")
+    await scene.run(selection)
+    orders = [(order["batch"], order["state"]) for order in read_manifest(scene.out)["orders"]]
+    assert orders == [(1, "superseded"), (1, "delivered"), (2, "delivered")]
 
 
 @pytest.mark.parametrize(("moment", "unknown"), [("report_3", 1), ("list_2", 0)])
