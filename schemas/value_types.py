@@ -1,8 +1,7 @@
 """Types of the service's values, with one converter per type.
 
-A converter converts a decoded JSON value to the lake's value, or raises `TypeMismatchError`. The pydantic models
-(`wire`) and the columns (`pipeline.flatten`) use the same ones. `null`, an absent key and, except for text, an empty
-string mean "no value".
+A converter converts a decoded JSON value to the lake's value, or raises `TypeMismatchError`. `null`, an absent key and,
+except for text, an empty string mean "no value".
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Struct
-from pydantic_core import core_schema
 
 from schemas.json_decode import JsonNumber
 from schemas.timestamps import parse_instant
@@ -46,10 +44,6 @@ class ValueType(Struct, frozen=True):
             return self.convert(value)
         except TypeMismatchError:
             return None
-
-    def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> core_schema.CoreSchema:
-        """Return a pydantic schema that uses the converter."""
-        return core_schema.no_info_plain_validator_function(self.convert)
 
 
 def _encode_number(value: object) -> msgspec.Raw:

@@ -1,7 +1,4 @@
-"""Client of the file service: requests, responses, retries and rate limit. `__all__` is its public interface.
-
-`Client.search_files` and `Client.read_file` return typed files: `File` and its children.
-"""
+"""Client of the file service: requests, responses, retries and rate limit. `__all__` is its public interface."""
 
 from __future__ import annotations
 
@@ -13,40 +10,20 @@ if TYPE_CHECKING:
     from pipeline.client.options import ClientOptions
     from pipeline.client.protocol import Detail, ListItem, ListPage, NotFound, ReportOrder, Share
     from schemas.requests import FileQuery, ReportRequest, ReportSettings, ShareRequest
-    from schemas.wire import (
-        CustomField,
-        File,
-        FormSubmit,
-        Location,
-        Upload,
-        Workflow,
-        WorkflowRun,
-        WorkflowRunStep,
-        WorkflowStep,
-    )
 
 __all__ = [
     "Client",
     "ClientOptions",
-    "CustomField",
     "Detail",
-    "File",
     "FileQuery",
-    "FormSubmit",
     "ListItem",
     "ListPage",
-    "Location",
     "NotFound",
     "ReportOrder",
     "ReportRequest",
     "ReportSettings",
     "Share",
     "ShareRequest",
-    "Upload",
-    "Workflow",
-    "WorkflowRun",
-    "WorkflowRunStep",
-    "WorkflowStep",
 ]
 
 _MODULES: Final = {
@@ -55,12 +32,11 @@ _MODULES: Final = {
     "pipeline.client.protocol": ("Detail", "ListItem", "ListPage", "NotFound", "ReportOrder", "Share"),
     "schemas.requests": ("FileQuery", "ReportRequest", "ReportSettings", "ShareRequest"),
 }
-_DEFAULT_MODULE: Final = "schemas.wire"
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is used: `scanlake --help` must not import the HTTP library."""
     if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    module = next((module for module, names in _MODULES.items() if name in names), _DEFAULT_MODULE)
+    module = next(module for module, names in _MODULES.items() if name in names)
     return getattr(import_module(module), name)

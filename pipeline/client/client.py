@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
     from pipeline.client.retry import TimeSource
     from schemas.requests import FileQuery, ReportRequest, ShareRequest
-    from schemas.wire import File
 
 _DNS_CACHE_SECONDS: Final = 60
 _NOT_OPEN: Final = "use the client as an asynchronous context: async with Client(...)"
@@ -184,16 +183,6 @@ class Client:
                 if item.id is None or key not in keys:
                     keys.add(key)
                     yield item
-
-    async def search_files(self, query: FileQuery) -> AsyncGenerator[File, None]:
-        """Yield the files of all pages, each once, as typed objects. Beware as of `iter_pages`."""
-        async for item in self.iter_items(query):
-            yield item.to_model()
-
-    async def read_file(self, file_id: int, *, lang: str | None = None) -> File | None:
-        """Return one file as a typed object, None if the service does not have it."""
-        answer = await self.get_file(file_id, lang=lang)
-        return None if isinstance(answer, NotFound) else answer.to_model()
 
     async def get_file(self, file_id: int, *, lang: str | None = None) -> Detail | NotFound:
         """Return one file by `GET /files/{id}`, or `NotFound`. `lang` selects the language of its texts."""
