@@ -12,9 +12,8 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.lake.meta_tables import META_TABLES
-from pipeline.lake.models import SnapshotRecord
+from pipeline.lake.models import Part, SnapshotRecord
 from pipeline.lake.parts import RAW_TABLE
-from pipeline.lake.physical_tables import SUPERSEDED_VERSIONS, read_parts
 from pipeline.lake.sql import sql_identifier, sql_read_parquet
 from pipeline.version import __version__
 from schemas import value_types
@@ -27,9 +26,16 @@ if TYPE_CHECKING:
     import duckdb
 
     from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.models import Part
     from schemas.tables import Column, Table
 
+PHYSICAL_SCHEMA: Final = "physical"
+"""Tables that scanlake keeps for itself: tools list the tables of `main` first, so it has only the data."""
+SUPERSEDED_VERSIONS: Final = f"{PHYSICAL_SCHEMA}.superseded_versions"
+PARTS: Final = f"{PHYSICAL_SCHEMA}.parts"
+EMBEDDED_LEDGER: Final = f"{PHYSICAL_SCHEMA}.ledger"
+PART_COLUMNS: Final = Part.__struct_fields__
+CHANGED_FILES: Final = "changed_file"
+"""Temporary table with the `file_id`s whose rows are replaced."""
 _FORMAT: Final = 3
 """Raise it when `build_tables` writes other rows for the same parts: then no older catalog is updated."""
 _SIGHTS: Final = (
@@ -80,6 +86,11 @@ def read_spec(db: duckdb.DuckDBPyConnection) -> CatalogSpec:
         " FROM meta._freshness"
     ).fetchall()[0]
     return CatalogSpec(SnapshotRecord(*row), read_parts(db), has_superseded_rows=True)
+
+
+def read_parts(db: duckdb.DuckDBPyConnection) -> list[Part]:
+    """Return the parts that an open catalog names. Raises `duckdb.Error`."""
+    return [Part(*row) for row in db.execute(f"SELECT {', '.join(PART_COLUMNS)} FROM {PARTS}").fetchall()]
 
 
 class CatalogColumn(Struct, frozen=True):

@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file, sha256_file
 from pipeline.errors import LakeCorruptedError, StorageError
 from pipeline.formatting import pluralize
+from pipeline.lake.catalog_sql import read_parts
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.image_names import IMAGES, is_image_folder, is_strange_incoming
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import is_own_part
-from pipeline.lake.physical_tables import read_parts
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from msgspec.structs import astuple
 from pipeline.atomic_files import atomic_write, damaged_name, fsync_file
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.findings import damage, warning
+from pipeline.lake.catalog_sql import EMBEDDED_LEDGER, PART_COLUMNS, SUPERSEDED_VERSIONS, read_parts
 from pipeline.lake.duckdb_errors import classify_read_error, first_line
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_part_files, list_snapshots
@@ -36,7 +37,6 @@ from pipeline.lake.ledger_documents import (
 from pipeline.lake.ledger_format import FORMAT, LedgerIdentity, identify_ledger, require_format
 from pipeline.lake.ledger_writes import insert, insert_all, next_commit_seq, set_coverage, set_properties
 from pipeline.lake.parts import RAW_TABLE, is_own_part
-from pipeline.lake.physical_tables import EMBEDDED_LEDGER, PART_COLUMNS, SUPERSEDED_VERSIONS, read_parts
 from pipeline.logs import get_logger
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES
 from schemas.timestamps import now_us

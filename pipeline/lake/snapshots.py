@@ -10,12 +10,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pipeline.errors import LakeCorruptedError, SettingsError
+from pipeline.lake.catalog_sql import SUPERSEDED_VERSIONS, read_parts
 from pipeline.lake.column_differences import find_differing_columns
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import missing_or_resized_parts
 from pipeline.lake.ledger_format import refuse_other_formats
-from pipeline.lake.physical_tables import SUPERSEDED_VERSIONS, read_parts
 from pipeline.lake.sql import sql_literal
 from schemas.tables import COMMIT_SEQ_COLUMN
 from schemas.timestamps import to_datetime

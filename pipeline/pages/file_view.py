@@ -11,8 +11,8 @@ from msgspec import Struct, convert
 
 from pipeline.errors import LakeCorruptedError
 from pipeline.formatting import format_bytes
-from pipeline.lake.catalog_images import IMAGES_TABLE
-from pipeline.lake.history_views import FILE_EVENTS
+from pipeline.lake.catalog_meta import IMAGES_TABLE
+from pipeline.lake.history import FILE_EVENTS
 from pipeline.lake.reader import fetch_dicts
 from pipeline.lake.sql import sql_literal
 from pipeline.pages.catalog_access import BrowsePage, NothingFoundError, read_queries, read_query

@@ -9,8 +9,8 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.errors import SettingsError
-from pipeline.lake.catalog_images import IMAGES_TABLE
-from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS
+from pipeline.lake.catalog_meta import IMAGES_TABLE
+from pipeline.lake.history import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.sql import sql_identifier, sql_literal
 from pipeline.pages.catalog_access import (
     BrowsePage,

@@ -65,9 +65,8 @@ AREAS: Final = {
     "project": Area(
         (
             "pipeline/lake/catalog_tables.py",
-            "pipeline/lake/catalog_updates.py",
             "pipeline/lake/catalog_sql.py",
-            "pipeline/lake/history_tables.py",
+            "pipeline/lake/history.py",
             "pipeline/lake/pending_rows.py",
             "pipeline/lake/row_buffer.py",
         ),

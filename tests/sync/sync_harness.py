@@ -11,14 +11,13 @@ import pytest
 
 from pipeline.lake import catalog
 from pipeline.lake.catalog_meta import write_superseded_versions
-from pipeline.lake.catalog_sql import CatalogSpec, select_rows_sql
+from pipeline.lake.catalog_sql import SUPERSEDED_VERSIONS, CatalogSpec, select_rows_sql
 from pipeline.lake.duckdb import TableWriter
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.models import SnapshotRecord
-from pipeline.lake.physical_tables import SUPERSEDED_VERSIONS
-from pipeline.lake.view_definitions import PROGRESS, WORKFLOW_STEPS, WORKFLOWS
+from pipeline.lake.views import PROGRESS, WORKFLOW_STEPS, WORKFLOWS
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.sync import SyncSummary, TimeRange, sync
