@@ -51,7 +51,7 @@ def open_all_catalogs(lakes: Mapping[str, Path], *, memory: int) -> Iterator[duc
         for name, lake in lakes.items():
             _attach(connection, name, (lake / CATALOG).absolute())
         _create_views(connection, list(lakes))
-        restrict_access(connection, set(), spill, memory)
+        restrict_access(connection, spill, memory)
         with translate_reader_errors():
             yield connection
 

@@ -1,19 +1,23 @@
-"""A query's result as CSV or Parquet, written by Arrow. Each writer returns the number of rows."""
+"""A query's result as CSV or Parquet, written by Arrow, or as a workbook. Each writer returns the number of rows."""
 
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import pyarrow.csv
 import pyarrow.parquet
 
 from pipeline.csv_rows import escape_formula
-from pipeline.lake.query_result import BATCH_ROWS, read_batches
+from pipeline.lake.query_result import BATCH_ROWS, iter_rows, read_batches
 from pipeline.lake.query_table import cast_to_text
 from pipeline.lake.sql import sql_escape_formula, sql_identifier
+from pipeline.lake.xlsx import is_excel_type, open_workbook, write_sheet
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import duckdb
     import pyarrow as pa
 
@@ -50,10 +54,28 @@ def write_exact_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
         return _copy_batches(reader, writer)
 
 
+def write_xlsx(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    """Write the rows as a workbook with one sheet."""
+    return write_workbook({"result": result}, target)["result"]
+
+
+def write_workbook(sheets: Mapping[str, duckdb.DuckDBPyRelation], target: IO[bytes]) -> dict[str, int]:
+    """Write a workbook with the rows of each sheet, and return their numbers."""
+    counts = {}
+    with open_workbook(target) as book:
+        for name, result in sheets.items():
+            columns = [(column, str(kind)) for column, kind in zip(result.columns, result.types, strict=True)]
+            unchanged = frozenset(kind for _, kind in columns if is_excel_type(kind))
+            with closing(iter_rows(cast_to_text(result, unchanged))) as rows:
+                counts[name] = write_sheet(book, name, columns, rows)
+    return counts
+
+
 def _copy_batches(reader: pa.RecordBatchReader, writer: Any) -> int:
     """Pass every batch to a writer of Arrow, and return the number of rows."""
     count = 0
-    for batch in read_batches(reader):
-        writer.write_batch(batch)
-        count += batch.num_rows
+    with reader:
+        for batch in read_batches(reader):
+            writer.write_batch(batch)
+            count += batch.num_rows
     return count

@@ -66,11 +66,10 @@ def has_catalog(settings: Settings) -> bool:
 
 
 @contextmanager
-def open_catalog(settings: Settings, *, writes: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
+def open_catalog(settings: Settings) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open the published catalog read-only. SQL can access no other file: a token may be kept beside it.
 
-    `writes` is a folder below which scanlake's own statements may write. Raises `missing_catalog_error`, and the errors
-    of `classify_read_error` if the catalog is not readable.
+    Raises `missing_catalog_error`, and the errors of `classify_read_error` if the catalog is not readable.
     """
     path = (settings.lake / CATALOG).absolute()
     if not path.is_file():
@@ -84,8 +83,7 @@ def open_catalog(settings: Settings, *, writes: Path | None = None) -> Iterator[
         raise _open_error(path, error) from error
     with connection, tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
         _refuse_foreign_catalog(connection, path)
-        folders = set() if writes is None else {writes}
-        restrict_access(connection, folders, spill, settings.query_memory_bytes)
+        restrict_access(connection, spill, settings.query_memory_bytes)
         with translate_reader_errors():
             yield connection
 
@@ -174,14 +172,12 @@ def _refuse_foreign_catalog(connection: duckdb.DuckDBPyConnection, path: Path) -
         raise
 
 
-def restrict_access(connection: duckdb.DuckDBPyConnection, folders: set[Path], spill: str, memory: int) -> None:
-    """Allow SQL to read the folders, to use `memory` bytes, and to spill large sorts; SQL cannot undo it."""
-    allowed = ", ".join(sql_literal(f"{folder}/") for folder in sorted(folders))
+def restrict_access(connection: duckdb.DuckDBPyConnection, spill: str, memory: int) -> None:
+    """Let SQL open no other file, use `memory` bytes, and spill large sorts; SQL cannot undo it."""
     for statement in (
         f"SET memory_limit = '{memory}B'",
         f"SET max_temp_directory_size = '{memory * SPILL_FACTOR}B'",
         f"SET temp_directory = {sql_literal(spill)}",
-        f"SET allowed_directories = [{allowed}]",
         "SET enable_progress_bar = false",  # DuckDB prints it to standard output when that is a terminal
         "SET autoinstall_known_extensions = false",
         "SET autoload_known_extensions = false",
