@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from pipeline.flatten.extra import Drift, JsonObject
+    from pipeline.flatten.rows import JsonObject
 
 
 class FlattenResult(Struct, frozen=True):
-    """Rows of a batch by table, drift counts, rejects and hashes of new definitions.
+    """Rows of a batch by table, drift counts by (table, key, kind), rejects and hashes of new definitions.
 
     `has_detail_forms`: a detail had a submitted form, so the list is not the only call with forms.
     """
 
     tables: dict[str, pa.Table]
-    drift: Counter[Drift]
+    drift: Counter[tuple[str, str, str]]
     rejects: tuple[Reject, ...]
     definitions: frozenset[str]
     has_detail_forms: bool
@@ -87,12 +87,12 @@ def _flatten(versions: Iterable[FileVersion], batch: _Batch) -> FlattenResult:
         collector.has_detail_forms |= bool(detail and detail.get("form_submits"))
         collector.add_file(version, merge(item, detail, texts_from_list=batch.texts_from_list))
     parts: dict[str, pa.Table] = {}
-    drift: Counter[Drift] = Counter()
+    drift: Counter[tuple[str, str, str]] = Counter()
     misfits: list[Misfit] = []
     for name, rows in collector.rows.items():
         if (part := rows.to_table(batch.run_id, batch.seq)) is not None:
             parts[name] = part
-            drift.update(rows.drift())
+            drift.update(rows.drift)
             misfits += rows.misfits
     if misfits:
         parts[tables.MISFITS.name] = build_misfit_table(misfits, batch.run_id, batch.seq)

@@ -272,9 +272,8 @@ class _CommitRecords(Struct):
             raise LakeCorruptedError(f"{pluralize(len(flat.rejects), 'document')} without a JSON object.")
         self.definitions |= dict.fromkeys(flat.definitions, commit.seq)
         if flat.drift:
-            drift = {(item.table, item.key, item.kind): count for item, count in flat.drift.items()}
             at = max(version.fetched_at for version in commit.versions)
-            self.drift.append(Commit(commit.seq, commit.run_id, at, drift=drift))
+            self.drift.append(Commit(commit.seq, commit.run_id, at, drift=flat.drift))
         self.has_detail_forms |= flat.has_detail_forms
         self._add_keys(flat.tables)
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from pipeline.flatten.columns import load_casts
 from pipeline.flatten.flatten import flatten
+from pipeline.flatten.rows import load_casts
 from pipeline.lake import parts
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.row_buffer import RowBuffer
@@ -109,7 +109,7 @@ def write_batch(layout: LakeLayout, request: WriteRequest, buffer: RowBuffer | N
         parts=tuple(written),
         digests=digests,
         rejects=flat.rejects,
-        drift={(drift.table, drift.key, drift.kind): count for drift, count in flat.drift.items()},
+        drift=flat.drift,
         definitions=flat.definitions,
         has_detail_forms=flat.has_detail_forms,
         tenants=tenants,
