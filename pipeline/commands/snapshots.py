@@ -11,9 +11,9 @@ from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, LakeCorruptedError
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake.file_names import list_snapshots
-from pipeline.lake.kept_snapshots import RetentionRules, SnapshotTime, select_kept
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import fetch_dicts, open_catalog
+from pipeline.lake.retention import RetentionRules, SnapshotTime, select_kept
 from pipeline.lake.snapshots import read_snapshot
 from pipeline.text_tables import format_table
 from schemas.timestamps import from_datetime

@@ -14,7 +14,7 @@ from pipeline.command_options import Excludes
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
-from pipeline.maintenance.compact import compact_if_due
+from pipeline.lake.compaction import compact_if_due
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.monitoring.after_run import LakeStats, RunDelta, measure_delta, monitored_run, record_killed_sync
 from pipeline.monitoring.run_history import RunResult

@@ -24,9 +24,8 @@ from pipeline.formatting import pluralize
 from pipeline.images.image_writer import MAX_WORKERS, ImageWriter
 from pipeline.images.storing import can_decode
 from pipeline.images.work_list import LINK_KEYS, WorkCounts, WorkList
-from pipeline.lake.image_files import remove_files
 from pipeline.lake.image_records import ImageKey, ImageRecord, ImageState, read_totals
-from pipeline.lake.image_store import CompleteDownload
+from pipeline.lake.image_store import CompleteDownload, remove_files
 from pipeline.lake.reader import open_catalog, open_ledger_readonly
 from pipeline.lake.user_query import limit_address_space
 from pipeline.logs import get_logger

@@ -16,9 +16,8 @@ from pipeline.client.image_downloads import find_type
 from pipeline.errors import StorageError
 from pipeline.formatting import format_bytes
 from pipeline.images.storing import StoreResult
-from pipeline.lake.image_files import remove_files
 from pipeline.lake.image_records import ImageRecord, ImageState, ImageTotals, find_stored, read_totals, write_images
-from pipeline.lake.image_store import CompleteDownload, ImageStore
+from pipeline.lake.image_store import CompleteDownload, ImageStore, remove_files
 from pipeline.lake.layout import translate_os_errors
 from pipeline.worker_process import WorkerEndedError, WorkerProcess
 

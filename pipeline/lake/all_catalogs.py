@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake.duckdb_errors import describe_damage
+from pipeline.lake.duckdb_files import describe_damage
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_format import refuse_other_formats
 from pipeline.lake.reader import CATALOG, restrict_access, translate_reader_errors

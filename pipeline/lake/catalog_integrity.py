@@ -14,8 +14,7 @@ from pipeline.errors import LakeLockedError, StorageError
 from pipeline.findings import damage
 from pipeline.lake.catalog_sql import describe_format, read_spec, select_rows_sql
 from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, MEMORY_LIMIT
-from pipeline.lake.duckdb_errors import classify_read_error, describe_damage, first_line
-from pipeline.lake.duckdb_files import read_database
+from pipeline.lake.duckdb_files import classify_read_error, describe_damage, first_line, read_database
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import describe_os_error, find_file_problem
 from pipeline.lake.meta_tables import CATALOG_FORMAT

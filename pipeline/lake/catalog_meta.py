@@ -18,8 +18,7 @@ from pipeline.lake.catalog_sql import (
 from pipeline.lake.image_records import iter_images
 from pipeline.lake.ledger_rebuild import embed_ledger
 from pipeline.lake.meta_tables import CATALOG_FORMAT, FRESHNESS_COLUMNS, META_TABLES, MetaTable
-from schemas.references import find_reference
-from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
+from schemas.tables import COMMIT_SEQ_COLUMN, TABLES, find_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

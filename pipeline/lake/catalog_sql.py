@@ -37,7 +37,7 @@ PART_COLUMNS: Final = Part.__struct_fields__
 CHANGED_FILES: Final = "changed_file"
 """Temporary table with the `file_id`s whose rows are replaced."""
 _FORMAT: Final = 3
-"""Raise it when `build_tables` writes other rows for the same parts: then no older catalog is updated."""
+"""Raise it when a catalog is built with other rows of the same parts: then no older catalog is updated."""
 _SIGHTS: Final = (
     ("first_seen_at", "_fetched_at", "First fetch of a file with a run under this version (UTC)."),
     (

@@ -10,8 +10,7 @@ import duckdb
 from msgspec import Struct
 
 from pipeline.atomic_files import temp_name
-from pipeline.lake.duckdb_errors import translate_duckdb_errors
-from pipeline.lake.duckdb_files import open_instance, read_database
+from pipeline.lake.duckdb_files import open_instance, read_database, translate_duckdb_errors
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import READ_BATCH_ROWS
 from pipeline.lake.sql import UTC_NOW_SQL, sql_comment, sql_identifier, sql_literal

@@ -9,9 +9,9 @@ from msgspec import Struct, field
 
 from pipeline.atomic_files import sha256_file
 from pipeline.findings import damage
-from pipeline.lake.image_files import move_damaged
-from pipeline.lake.image_names import COMPLETE, IMAGES, INCOMING, is_image_path
+from pipeline.lake.file_names import COMPLETE, IMAGES, INCOMING, is_image_path
 from pipeline.lake.image_records import ImageRecord, ImageState, has_images, read_images_of, write_images
+from pipeline.lake.image_store import move_damaged
 from pipeline.lake.integrity import describe_os_error
 from pipeline.lake.layout import translate_os_errors
 

@@ -20,10 +20,8 @@ from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file, sha256_fi
 from pipeline.errors import LakeCorruptedError, StorageError
 from pipeline.formatting import pluralize
 from pipeline.lake.catalog_sql import read_parts
-from pipeline.lake.duckdb_errors import first_line
-from pipeline.lake.duckdb_files import read_database
-from pipeline.lake.file_names import list_part_files, list_snapshots
-from pipeline.lake.image_names import IMAGES, is_image_folder, is_strange_incoming
+from pipeline.lake.duckdb_files import first_line, read_database
+from pipeline.lake.file_names import IMAGES, is_image_folder, is_strange_incoming, list_part_files, list_snapshots
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import is_own_part
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES

@@ -20,7 +20,7 @@ from pipeline.flatten.flatten import flatten
 from pipeline.formatting import pluralize
 from pipeline.lake import ledger_writes
 from pipeline.lake.catalog_sql import PART_COLUMNS
-from pipeline.lake.duckdb_errors import first_line
+from pipeline.lake.duckdb_files import first_line
 from pipeline.lake.models import Commit, LakeProperties
 from pipeline.lake.parts import RAW_TABLE, describe_part
 from pipeline.lake.raw_documents import iter_commits, iter_raw_batches

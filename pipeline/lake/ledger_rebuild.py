@@ -20,8 +20,7 @@ from pipeline.atomic_files import atomic_write, damaged_name, fsync_file
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.findings import damage, warning
 from pipeline.lake.catalog_sql import EMBEDDED_LEDGER, PART_COLUMNS, SUPERSEDED_VERSIONS, read_parts
-from pipeline.lake.duckdb_errors import classify_read_error, first_line
-from pipeline.lake.duckdb_files import read_database
+from pipeline.lake.duckdb_files import classify_read_error, first_line, read_database
 from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.image_records import COLUMNS
 from pipeline.lake.lake_folder import has_restore_mark

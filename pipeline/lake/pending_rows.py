@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from pipeline.flatten.flatten import flatten
-from pipeline.lake.duckdb_errors import first_line
+from pipeline.lake.duckdb_files import first_line
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.raw_documents import DefinitionIndex, iter_commits, iter_raw_batches, select_tombstones
 from pipeline.lake.row_buffer import RowBuffer

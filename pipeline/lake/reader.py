@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import duckdb
 
 from pipeline.errors import LakeCorruptedError, RunInterrupted, ScanlakeError
-from pipeline.lake.duckdb_errors import (
+from pipeline.lake.duckdb_files import (
     classify_read_error,
     describe_damage,
     is_interrupt,
     is_not_a_database,
+    open_read_only,
     short_message,
 )
-from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.folder_checks import FRESHNESS_VIEW, foreign_catalog_error
 from pipeline.lake.lake_folder import FolderKind, classify_folder, missing_catalog_error
 from pipeline.lake.layout import LakeLayout, translate_os_errors

@@ -17,7 +17,7 @@ import duckdb
 from msgspec import Struct
 
 from pipeline.errors import SettingsError
-from pipeline.lake.duckdb_errors import classify_read_error, short_message
+from pipeline.lake.duckdb_files import classify_read_error, short_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,9 +16,9 @@ from pipeline.atomic_files import sha256_file
 from pipeline.errors import LakeCorruptedError, MissingBucketError, PublishError, ScanlakeError, SettingsError
 from pipeline.findings import error, from_error, ok, warning
 from pipeline.formatting import pluralize
+from pipeline.lake.catalog_sql import read_parts
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.layout import lock_lake_for_reading
-from pipeline.lake.catalog_sql import read_parts
 from pipeline.lake.purge import read_ids_in_catalog, read_ids_in_ledger, read_ids_in_part
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.publish.image_objects import compare_images

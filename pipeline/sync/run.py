@@ -24,8 +24,8 @@ from pipeline.errors import (
 from pipeline.formatting import pluralize
 from pipeline.lake import retention
 from pipeline.lake.integrity import check_parts_exist
-from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.models import RunRecord
+from pipeline.lake.retention import RetentionRules
 from pipeline.lake.rollback import check_not_paused
 from pipeline.logs import get_logger
 from pipeline.sync.account_check import check_tenants

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog.sql import SqlCatalog
 
-from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
-from pipeline.lake.retention import expire_snapshots
+from pipeline.lake.retention import RetentionRules, expire_snapshots
 from pipeline.publish.iceberg import publish_iceberg_tables
 from pipeline.settings import Settings
 from tests.bench.lake import UPLOADS, Grown, publish

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.lake.file_names import list_part_files, list_snapshots
-from pipeline.lake.kept_snapshots import RetentionRules, SnapshotTime, select_kept
 from pipeline.lake.lake import Lake
-from pipeline.lake.retention import expire_snapshots
+from pipeline.lake.retention import RetentionRules, SnapshotTime, expire_snapshots, select_kept
 from schemas.timestamps import SECOND, from_datetime, to_datetime
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import merge_all, told

@@ -64,7 +64,7 @@ AREAS: Final = {
     "ledger": Area(("pipeline/lake/ledger*.py",), ("tests/lake", "tests/sync", "tests/stateful")),
     "project": Area(
         (
-            "pipeline/lake/catalog_tables.py",
+            "pipeline/lake/catalog.py",
             "pipeline/lake/catalog_sql.py",
             "pipeline/lake/history.py",
             "pipeline/lake/pending_rows.py",

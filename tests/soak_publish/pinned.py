@@ -25,10 +25,9 @@ import duckdb
 
 from pipeline.config import load
 from pipeline.lake.file_names import list_snapshots
-from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.retention import expire_snapshots
+from pipeline.lake.retention import RetentionRules, expire_snapshots
 from pipeline.publish.iceberg import publish_iceberg_tables, read_catalog_properties
 from pipeline.publish.iceberg_catalogs import connect_catalog
 from tests.publish.iceberg_reading import load_tables, reader
