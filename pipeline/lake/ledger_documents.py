@@ -16,7 +16,6 @@ from msgspec import Struct, field
 from msgspec.structs import astuple
 
 from pipeline.errors import LakeCorruptedError
-from pipeline.flatten.flatten import flatten
 from pipeline.formatting import pluralize
 from pipeline.lake import ledger_writes
 from pipeline.lake.catalog_sql import PART_COLUMNS
@@ -261,13 +260,7 @@ class _CommitRecords(Struct):
         return problems
 
     def _add_commit(self, commit: RawCommit) -> None:
-        flat = flatten(
-            commit.versions,
-            run_id=commit.run_id,
-            seq=commit.seq,
-            known_definitions=frozenset(name for name, seq in self.definitions.items() if seq <= commit.seq),
-            texts_from_list=commit.texts_from_list,
-        )
+        flat = commit.flatten(frozenset(name for name, seq in self.definitions.items() if seq <= commit.seq))
         if flat.rejects:
             raise LakeCorruptedError(f"{pluralize(len(flat.rejects), 'document')} without a JSON object.")
         self.definitions |= dict.fromkeys(flat.definitions, commit.seq)

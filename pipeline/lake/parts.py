@@ -158,12 +158,29 @@ def encode_documents(
     versions: Sequence[FileVersion], digests: Sequence[bytes], *, run_id: str, seq: int, texts_from_list: bool = False
 ) -> memoryview:
     """Return the documents of some versions as a Parquet file in memory, built a few at a time."""
-    rows = (
-        _raw_rows(versions[start:end], digests[start:end], run_id=run_id, seq=seq, texts_from_list=texts_from_list)
-        for start in range(0, len(versions), RAW_ROW_GROUP_FILES)
-        for end in (start + RAW_ROW_GROUP_FILES,)
-    )
-    return _encode_tables(rows, RAW, RAW_OPTIONS)
+
+    def build_rows(start: int) -> pa.Table:
+        chunk = versions[start : start + RAW_ROW_GROUP_FILES]
+        columns = {
+            "file_id": [version.file_id for version in chunk],
+            "list_item": [version.list_item for version in chunk],
+            "detail": [version.detail for version in chunk],
+            "updated_at": [version.updated_at for version in chunk],
+            "_fetched_at": [version.fetched_at for version in chunk],
+            "_run_id": [run_id] * len(chunk),
+            COMMIT_SEQ_COLUMN: [seq] * len(chunk),
+            "digest": digests[start : start + RAW_ROW_GROUP_FILES],
+            "fetch_signature": [version.fetch_signature for version in chunk],
+            "is_stable": [version.is_stable for version in chunk],
+            "instance_id": [version.instance for version in chunk],
+            "texts_from_list": [texts_from_list] * len(chunk),
+            "kind": [FETCHED] * len(chunk),
+            "evidence": [None] * len(chunk),
+            "scan_code": [None] * len(chunk),
+        }
+        return pa.table(columns, schema=RAW)
+
+    return _encode_tables(map(build_rows, range(0, len(versions), RAW_ROW_GROUP_FILES)), RAW, RAW_OPTIONS)
 
 
 def _encode_tables(chunks: Iterable[pa.Table], schema: pa.Schema, options: Mapping[str, Any]) -> memoryview:
@@ -225,26 +242,3 @@ def is_own_part(path: Path) -> bool:
         return COMMIT_SEQ_COLUMN in pq.read_schema(path).names
     except (OSError, pa.ArrowException):
         return False
-
-
-def _raw_rows(
-    versions: Sequence[FileVersion], digests: Sequence[bytes], *, run_id: str, seq: int, texts_from_list: bool
-) -> pa.Table:
-    columns = {
-        "file_id": [version.file_id for version in versions],
-        "list_item": [version.list_item for version in versions],
-        "detail": [version.detail for version in versions],
-        "updated_at": [version.updated_at for version in versions],
-        "_fetched_at": [version.fetched_at for version in versions],
-        "_run_id": [run_id] * len(versions),
-        COMMIT_SEQ_COLUMN: [seq] * len(versions),
-        "digest": digests,
-        "fetch_signature": [version.fetch_signature for version in versions],
-        "is_stable": [version.is_stable for version in versions],
-        "instance_id": [version.instance for version in versions],
-        "texts_from_list": [texts_from_list] * len(versions),
-        "kind": [FETCHED] * len(versions),
-        "evidence": [None] * len(versions),
-        "scan_code": [None] * len(versions),
-    }
-    return pa.table(columns, schema=RAW)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from pipeline.flatten.flatten import flatten
 from pipeline.lake.duckdb_files import first_line
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.raw_documents import DefinitionIndex, iter_commits, iter_raw_batches, select_tombstones
@@ -43,13 +42,7 @@ def write_pending_rows(layout: LakeLayout, ledger: Ledger) -> None:
             for batch in iter_raw_batches(layout, [part]):
                 buffer.add({DELETED_FILES.name: select_tombstones(batch)}, run_id=_name_parts(), seq=first)
                 for commit in iter_commits(batch):
-                    flat = flatten(
-                        commit.versions,
-                        run_id=commit.run_id,
-                        seq=commit.seq,
-                        known_definitions=definitions.select_known(commit.seq),
-                        texts_from_list=commit.texts_from_list,
-                    )
+                    flat = commit.flatten(definitions.select_known(commit.seq))
                     definitions.written |= flat.definitions
                     buffer.add(flat.tables, run_id=_name_parts(), seq=commit.seq)
                     if (files := flat.tables.get(FILES.name)) is not None:

@@ -42,7 +42,7 @@ from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FILES, RAW
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
     from pipeline.lake.lake import Lake
@@ -71,11 +71,10 @@ class PurgeResult(Struct, frozen=True):
 
 
 class PurgedFile(Struct, frozen=True):
-    """A file to purge: its reference, and its uploads in the current version. A deleted file has none."""
+    """A file to purge, and its reference in the current version. A deleted file has none."""
 
     file_id: int
     reference: str | None
-    uploads: int
 
 
 class PurgePlan(Struct, frozen=True):
@@ -109,11 +108,14 @@ class _Findings(Struct, frozen=True):
         return f"(file_id IN ({keys}) AND {COMMIT_SEQ_COLUMN} < map([{keys}], [{ends}])[file_id])"
 
 
-def plan_purge(lake: Lake, file_ids: Sequence[int]) -> PurgePlan:
+def plan_purge(lake: Lake, selected_ids: Sequence[int]) -> PurgePlan:
     """Return what a purge would erase, and change nothing. Raises the errors of `purge`."""
-    selected = _validate_ids(file_ids)
+    selected = _validate_ids(selected_ids)
     findings = _find_files(lake, selected)
-    files = tuple(_describe_files(lake, sorted(findings.stored)))
+    file_ids = sorted(findings.stored)
+    seqs = {file_id: version.commit_seq for file_id, version in lake.ledger.file_versions(file_ids).items()}
+    references = lookups.read_references(lake.layout, lake.ledger, seqs)
+    files = tuple(PurgedFile(file_id, references.get(file_id)) for file_id in file_ids)
     has_work = bool(findings.stored or findings.in_progress)
     return PurgePlan(selected, files, len(findings.parts), len(list_snapshots(lake.layout)) if has_work else 0)
 
@@ -244,20 +246,6 @@ def _find_former_keys(lake: Lake, selected: Sequence[int]) -> dict[int, tuple[in
             {"ids": list(selected)},
         ).fetchall()
     return {key: _NO_END if seq is None else (seq, fetched_at) for key, seq, fetched_at in rows}
-
-
-def _describe_files(lake: Lake, file_ids: Sequence[int]) -> Iterator[PurgedFile]:
-    seqs = {file_id: version.commit_seq for file_id, version in lake.ledger.file_versions(file_ids).items()}
-    references = lookups.read_references(lake.layout, lake.ledger, seqs)
-    paths = [lake.layout.part_path(part.name) for part in lake.ledger.parts() if part.table_name == "uploads"]
-    counts: dict[tuple[int, int], int] = {}
-    if paths:
-        with open_worker_connection(lake.layout.spill_dir) as db:
-            sql = f"SELECT file_id, {COMMIT_SEQ_COLUMN}, count(*) FROM {sql_read_parquet(paths)}"
-            rows = db.execute(f"{sql} WHERE file_id = ANY($ids) GROUP BY ALL", {"ids": list(file_ids)}).fetchall()
-            counts = {(file_id, seq): count for file_id, seq, count in rows}
-    for file_id in file_ids:
-        yield PurgedFile(file_id, references.get(file_id), counts.get((file_id, seqs.get(file_id, 0)), 0))
 
 
 def _check_known(ledger: Ledger, file_ids: Collection[int]) -> None:

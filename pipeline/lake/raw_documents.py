@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
+from pipeline.flatten.flatten import FlattenResult, flatten
 from schemas.file_versions import FileVersion
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FETCHED, RESTORED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
@@ -29,6 +30,16 @@ class RawCommit(Struct, frozen=True):
     seq: int
     texts_from_list: bool
     versions: tuple[FileVersion, ...]
+
+    def flatten(self, known_definitions: Container[str]) -> FlattenResult:
+        """Return the rows of the versions, without definitions that the lake has."""
+        return flatten(
+            self.versions,
+            run_id=self.run_id,
+            seq=self.seq,
+            known_definitions=known_definitions,
+            texts_from_list=self.texts_from_list,
+        )
 
 
 def iter_raw_batches(layout: LakeLayout, parts: Sequence[Part]) -> Iterator[pa.RecordBatch]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
-from msgspec import Struct
 
 from pipeline.errors import SettingsError
 from pipeline.lake.duckdb_files import classify_read_error, short_message
@@ -33,15 +32,12 @@ _READING_NODES: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSI
 _QUERY_WORDS: Final = frozenset(
     {"describe", "from", "pivot", "pivot_wider", "select", "show", "summarize", "with", "("}
 )
-_EXPLAIN_OPTIONS: Final = frozenset({"analyze", "format"})
 _WRITING_WORDS: Final = frozenset({
     "attach", "call", "copy", "create", "delete", "export", "import", "insert", "install", "load", "merge", "pragma",
     "set", "update", "vacuum"
 })  # fmt: skip
 _FILE: Final = "A file"
 _FILE_NAME: Final = re.compile(r"[/\\.:*?]")
-
-
 _ASK_FOR_LESS: Final = "Filter, aggregate, or select fewer columns; or raise `query_memory_bytes`."
 _THREADS_BYTES: Final = 1_000_000_000  # stacks and arenas of DuckDB's threads, most of it never used
 _RESERVED_PAGES: Final = Path("/proc/self/statm")
@@ -102,11 +98,9 @@ def check_query(lake: duckdb.DuckDBPyConnection, query: str) -> None:
     statements = duckdb.extract_statements(query)
     if len(statements) != 1:
         raise SettingsError("One query is required.", hint="Remove the semicolon.")
-    kind, tokens = statements[0].type, _tokenize(query)
-    if tokens[0].text == "explain":
-        check_query(lake, _strip_explain(query, tokens))
-    elif kind == duckdb.StatementType.MULTI:  # PIVOT without IN
-        _check_words(lake, query, tokens)
+    kind = statements[0].type
+    if kind == duckdb.StatementType.MULTI:  # PIVOT without IN
+        _check_words(lake, query)
     elif kind != duckdb.StatementType.SELECT:
         raise _ForbiddenError(kind.name)
     else:
@@ -151,33 +145,18 @@ def _check_node(node: dict[str, Any]) -> None:
         raise _ForbiddenError(_FILE)
 
 
-class _Token(Struct, frozen=True):
-    """A word or sign of a query, in lower case, and the offset of its first byte."""
-
-    text: str
-    offset: int
-
-
-def _tokenize(query: str) -> list[_Token]:
-    """Return the tokens of a query without comments."""
-    raw, tokens = query.encode(), duckdb.tokenize(query)
+def _tokenize(query: str) -> list[str]:
+    """Return the words and signs of a query without comments, in lower case."""
+    raw, tokens = query.encode(), duckdb.tokenize(query)  # whose offsets count bytes
     ends = [*(offset for offset, _ in tokens[1:]), len(raw)]
     return [
-        _Token(raw[offset:end].decode().strip().lower(), offset)
+        raw[offset:end].decode().strip().lower()
         for (offset, kind), end in zip(tokens, ends, strict=True)
         if kind != duckdb.token_type.comment
     ]
 
 
-def _strip_explain(query: str, tokens: list[_Token]) -> str:
-    """Return the statement that EXPLAIN explains; EXPLAIN ANALYZE runs it."""
-    index = 2 if tokens[1].text == "analyze" else 1
-    if tokens[index].text == "(" and tokens[index + 1].text in _EXPLAIN_OPTIONS:
-        index = [token.text for token in tokens].index(")") + 1
-    return query.encode()[tokens[index].offset :].decode()
-
-
-def _check_words(lake: duckdb.DuckDBPyConnection, query: str, tokens: list[_Token]) -> None:
+def _check_words(lake: duckdb.DuckDBPyConnection, query: str) -> None:
     """Check a query that DuckDB does not serialize: every name of a table function counts, wherever it is.
 
     A word that writes counts where a statement can begin. Elsewhere it is a name, such as that of a column.
@@ -188,9 +167,9 @@ def _check_words(lake: duckdb.DuckDBPyConnection, query: str, tokens: list[_Toke
     for word in re.findall(r"\w+", query.lower()):
         if word in functions:
             raise _ForbiddenError(word)
-    if tokens[0].text not in _QUERY_WORDS:
-        raise _ForbiddenError(tokens[0].text.upper())
-    texts = [token.text for token in tokens]
-    for before, word, after in zip(texts, texts[1:], [*texts[2:], ")"], strict=False):
+    tokens = _tokenize(query)
+    if tokens[0] not in _QUERY_WORDS:
+        raise _ForbiddenError(tokens[0].upper())
+    for before, word, after in zip(tokens, tokens[1:], [*tokens[2:], ")"], strict=False):
         if word in _WRITING_WORDS and before in {"(", ")"} and after not in {",", ")", "."}:
             raise _ForbiddenError(word)

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.flatten.flatten import flatten
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.raw_documents import DefinitionIndex, iter_commits, iter_raw_batches, select_tombstones
 from pipeline.lake.row_buffer import RowBuffer
@@ -76,13 +75,7 @@ class FlattenTask(Struct, frozen=True):
         rejects: list[int | None] = []
         for batch in self.documents.to_batches():
             for commit in iter_commits(batch):
-                flat = flatten(
-                    commit.versions,
-                    run_id=commit.run_id,
-                    seq=commit.seq,
-                    known_definitions=self.known_definitions,
-                    texts_from_list=commit.texts_from_list,
-                )
+                flat = commit.flatten(self.known_definitions)
                 rejects += [reject.file_id for reject in flat.rejects]
                 for name, rows in flat.tables.items():
                     tables.setdefault(name, []).append(rows)
@@ -206,14 +199,7 @@ def _add_definitions(
     for commit in iter_commits(batch):
         if commit.seq not in definitions.seqs:
             continue
-        known = definitions.select_known(commit.seq)
-        flat = flatten(
-            commit.versions,
-            run_id=commit.run_id,
-            seq=commit.seq,
-            known_definitions=known,
-            texts_from_list=commit.texts_from_list,
-        )
+        flat = commit.flatten(definitions.select_known(commit.seq))
         definitions.written |= flat.definitions
         rows.add({name: flat.tables[name] for name in _DEFINITIONS & flat.tables.keys()})
         if (misfits := flat.tables.get(MISFITS.name)) is not None:
