@@ -31,10 +31,9 @@ class TypeMismatchError(ValueError):
 
 
 class ValueType(Struct, frozen=True):
-    """A value type: its name, its meaning in a table, its SQL type and its converter."""
+    """A value type: its name, its SQL type and its converter."""
 
     name: str
-    meaning: str
     sql: str
     convert: Callable[[object], object]
 
@@ -148,10 +147,10 @@ def _convert_json(value: object) -> str | None:
     return None if value is None else encode_json(value)
 
 
-ID: Final = ValueType("id", "exact 64-bit integer", "BIGINT", _convert_integer)
-COUNT: Final = ValueType("count", "integer", "BIGINT", _convert_integer)
-INSTANT: Final = ValueType("instant", "UTC, microseconds", "TIMESTAMP", _convert_instant)
-BOOLEAN: Final = ValueType("flag", "true or false", "BOOLEAN", _convert_boolean)
-TEXT: Final = ValueType("text", "text", "VARCHAR", _convert_text)
-NUMBER: Final = ValueType("number", "number", "DOUBLE", _convert_number)
-JSON: Final = ValueType("json", "JSON", "JSON", _convert_json)
+ID: Final = ValueType("id", "BIGINT", _convert_integer)
+COUNT: Final = ValueType("count", "BIGINT", _convert_integer)
+INSTANT: Final = ValueType("instant", "TIMESTAMP", _convert_instant)
+BOOLEAN: Final = ValueType("flag", "BOOLEAN", _convert_boolean)
+TEXT: Final = ValueType("text", "VARCHAR", _convert_text)
+NUMBER: Final = ValueType("number", "DOUBLE", _convert_number)
+JSON: Final = ValueType("json", "JSON", _convert_json)

@@ -36,13 +36,13 @@ from pipeline.lake.catalog_sql import (
 from pipeline.lake.duckdb import (
     BUILD_MEMORY_LIMIT,
     LARGE_MEMORY_LIMIT,
-    TableWriter,
+    UPDATE_MEMORY_LIMIT,
     copy_database,
     count_used_bytes,
-    create_database,
-    fill_database,
+    create_table,
     split_sorted_query,
-    update_database,
+    write_comments,
+    write_database,
 )
 from pipeline.lake.duckdb_files import first_line, read_database, translate_duckdb_errors, write_error
 from pipeline.lake.file_names import list_snapshots
@@ -52,7 +52,7 @@ from pipeline.lake.image_records import last_image_change
 from pipeline.lake.layout import translate_os_errors, write_read_only
 from pipeline.lake.models import CatalogRecord, DeltaBase
 from pipeline.lake.parts import estimate_memory
-from pipeline.lake.sql import sql_identifier
+from pipeline.lake.sql import UTC_NOW_SQL, sql_identifier
 from pipeline.lake.views import FIXED_VIEWS, list_wide_views, write_views
 from pipeline.logs import get_logger
 from schemas.tables import DELETED_FILES, FILES, TABLES
@@ -247,22 +247,22 @@ def _build_tables(
 ) -> DeltaBase:
     """Write a catalog to the new file `path`, from the parts."""
     empty = _create_empty(path, layout)
-    with fill_database(path, spill=layout.spill_dir, memory_limit=memory_limit) as db:
-        writer = TableWriter(db)
-        write_superseded_versions(writer, ledger)
+    with write_database(path, spill=layout.spill_dir, memory_limit=memory_limit) as db:
+        write_superseded_versions(db, ledger)
         # In their order: the definitions of workflows depend on the runs.
         rows = sum(_insert_sorted(db, layout, spec, table) for table in TABLES if spec.parts_of(table.name))
-        base = _write_records(writer, layout, ledger, spec, empty)
+        base = _write_records(db, layout, ledger, spec, empty)
     return {**base, "built_rows": rows, "built_bytes": path.stat().st_size}
 
 
 def _update_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, base: DeltaBase) -> DeltaBase:
     """Apply the commits since `base` to `path`, a copy of it. Raises `OutdatedCatalogError`."""
     since_seq = base["commit_seq"]
-    keeps_row_groups = path.stat().st_size > _MAX_MERGED_BYTES
-    with update_database(path, spill=layout.spill_dir, keeps_row_groups=keeps_row_groups) as db:
-        writer = TableWriter(db)
-        write_superseded_versions(writer, ledger)
+    # No row group is written again to merge it with new rows: that would take a constant second of processor time, for
+    # a file that grows less with every update. The log starts no checkpoint.
+    settings = ["checkpoint_threshold = '1TB'", *["max_vacuum_tasks = 0"] * (path.stat().st_size > _MAX_MERGED_BYTES)]
+    with write_database(path, spill=layout.spill_dir, memory_limit=UPDATE_MEMORY_LIMIT, settings=settings) as db:
+        write_superseded_versions(db, ledger)
         changed = select_changed_files_sql(layout, spec, since_seq=since_seq)
         db.execute(f"CREATE TEMP TABLE {CHANGED_FILES} AS {changed}")
         in_place = base["built_rows"] >= _MIN_ROWS_IN_PLACE
@@ -270,7 +270,7 @@ def _update_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: Catalog
         for table, files in ((FILES, spec.snapshot.files), (DELETED_FILES, ledger.count_deleted_files())):
             if db.execute(f"SELECT count(*) FROM {table.qualified_name}").fetchall() != [(files,)]:
                 raise OutdatedCatalogError(f"{table.name} has not {files:,} rows")
-        updated = _write_records(writer, layout, ledger, spec, base)
+        updated = _write_records(db, layout, ledger, spec, base)
     return {**updated, "replaced_rows": base["replaced_rows"] + rows}
 
 
@@ -284,16 +284,16 @@ def _create_empty(path: Path, layout: LakeLayout) -> DeltaBase:
         content, base = _empty_catalogs[catalog_format]
         path.write_bytes(content)
         return base
-    with create_database(path, spill=layout.spill_dir) as db:
-        writer = TableWriter(db)
+    with write_database(path, spill=layout.spill_dir) as db:
+        db.execute(f"CREATE MACRO main.utc_now() AS ({UTC_NOW_SQL})")
         create_empty_tables(db)
         for table in TABLES:
             comments = [(column.name, column.comment) for column in list_columns(table)]
-            writer.comment("TABLE", table.qualified_name, table.comment, comments)
-        create_history(writer)
-        writer.create(f"main.{IMAGES_TABLE}", IMAGES_COMMENT, IMAGE_COLUMNS)
-        create_meta(writer)
-        views = write_views(writer, FIXED_VIEWS, {})
+            write_comments(db, "TABLE", table.qualified_name, table.comment, comments)
+        create_history(db)
+        create_table(db, f"main.{IMAGES_TABLE}", IMAGES_COMMENT, IMAGE_COLUMNS)
+        create_meta(db)
+        views = write_views(db, FIXED_VIEWS, {})
     base = DeltaBase(
         commit_seq=0,
         format=catalog_format,
@@ -353,16 +353,16 @@ def _insert(db: duckdb.DuckDBPyConnection, table: Table, query: str) -> int:
 
 
 def _write_records(
-    writer: TableWriter, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, base: DeltaBase
+    db: duckdb.DuckDBPyConnection, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, base: DeltaBase
 ) -> DeltaBase:
     """Write all but the rows of files. Return what the next update has to know of the catalog."""
-    write_history(writer, layout, spec, since_seq=base["commit_seq"])
+    write_history(db, layout, spec, since_seq=base["commit_seq"])
     image_change = last_image_change(ledger)
-    write_image_table(writer, ledger, since_change=base.get("image_change", 0))
-    views = {**base["views"], **write_views(writer, list_wide_views(writer.db), base["views"])}
+    write_image_table(db, ledger, since_change=base.get("image_change", 0))
+    views = {**base["views"], **write_views(db, list_wide_views(db), base["views"])}
     if views != base["views"]:  # always in a new catalog: an empty one has not the wide views
-        write_dictionary(writer)
-    write_meta(writer, ledger, spec)
+        write_dictionary(db)
+    write_meta(db, ledger, spec)
     return {**base, "commit_seq": spec.snapshot.commit_seq, "views": views, "image_change": image_change}
 
 

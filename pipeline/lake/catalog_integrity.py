@@ -70,7 +70,7 @@ class _CatalogCheck:
         damaged_parts: Collection[str],
         properties: LakeProperties | None = None,
     ) -> None:
-        self._layout, self._problems, self._damaged = layout, problems, frozenset(damaged_parts)
+        self._layout, self._problems, self._damaged = layout, problems, damaged_parts
         self._record = properties.catalog if properties else None
         # A publish that was killed leaves no record of its catalog.
         base = properties.delta_base if properties and self._record else None
@@ -117,20 +117,19 @@ class _CatalogCheck:
         views = {name for (name,) in db.execute("SELECT view_name FROM duckdb_views()").fetchall()}
         if lost := sorted(self._views - views):
             return f"{lost[0]} is missing"
-        found = db.execute("SELECT schema_name || '.' || table_name FROM duckdb_tables()").fetchall()
         tables = {table.qualified_name: table for table in TABLES}
-        for name in dict.fromkeys([*(name for (name,) in found if name not in tables), *tables]):
+        listed = db.execute("SELECT schema_name || '.' || table_name FROM duckdb_tables()").fetchall()
+        for name in [*(name for (name,) in listed if name not in tables), *tables]:
             table = tables.get(name)
-            shown = name if table is None else table.name
+            label = name if table is None else table.name
             try:
                 rows = _sum_rows(db, name)
             except duckdb.Error as error:
-                return f"{shown} cannot be read: {describe_damage(error)}"
-            is_compared = (
-                table and is_comparable and self._damaged.isdisjoint(part.name for part in spec.parts_of(table.name))
-            )
-            if table and is_compared and _sum_rows_of_parts(self._layout, db, spec, table) not in {rows, None}:
-                return f"{shown} has other rows than the parts"
+                return f"{label} cannot be read: {describe_damage(error)}"
+            if table is None or not is_comparable or any(part.name in self._damaged for part in spec.parts_of(label)):
+                continue
+            if _sum_rows_of_parts(self._layout, db, spec, table) not in {rows, None}:
+                return f"{label} has other rows than the parts"
         return None
 
 

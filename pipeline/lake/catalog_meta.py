@@ -15,6 +15,7 @@ from pipeline.lake.catalog_sql import (
     SUPERSEDED_VERSIONS,
     describe_format,
 )
+from pipeline.lake.duckdb import create_table, fill_table, write_comments
 from pipeline.lake.image_records import iter_images
 from pipeline.lake.ledger_rebuild import embed_ledger
 from pipeline.lake.meta_tables import CATALOG_FORMAT, FRESHNESS_COLUMNS, META_TABLES, MetaTable
@@ -23,8 +24,9 @@ from schemas.tables import COMMIT_SEQ_COLUMN, TABLES, find_reference
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import duckdb
+
     from pipeline.lake.catalog_sql import CatalogSpec
-    from pipeline.lake.duckdb import TableWriter
     from pipeline.lake.image_records import ImageRecord
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.ledger_queries import LedgerQueries
@@ -87,9 +89,9 @@ _FRESHNESS: Final = "meta._freshness"
 _DICTIONARY: Final = "meta.data_dictionary"
 
 
-def create_meta(writer: TableWriter) -> None:
+def create_meta(db: duckdb.DuckDBPyConnection) -> None:
     """Create what the functions of this module write, without rows."""
-    writer.db.execute(f"CREATE SCHEMA {PHYSICAL_SCHEMA}")
+    db.execute(f"CREATE SCHEMA {PHYSICAL_SCHEMA}")
     for name, comment, columns in (
         (SUPERSEDED_VERSIONS, "Superseded versions of files. Their rows do not count.", _SUPERSEDED_COLUMNS),
         (PARTS, "Parquet files of this snapshot, with their hashes.", _PART_COLUMNS),
@@ -98,46 +100,46 @@ def create_meta(writer: TableWriter) -> None:
         (_FRESHNESS, "One row: the source of meta.freshness.", _FRESHNESS_COLUMNS),
         (_DICTIONARY, "One row per column of the tables and views in main.", _DICTIONARY_COLUMNS),
     ):
-        writer.create(name, comment, columns)
+        create_table(db, name, comment, columns)
     age = "epoch(now()) - epoch(watermark) AS age_seconds"
     selected = ", ".join(age if name == "age_seconds" else name for name, _, _ in FRESHNESS_COLUMNS)
-    writer.db.execute(f"CREATE VIEW meta.freshness AS SELECT {selected} FROM {_FRESHNESS}")
+    db.execute(f"CREATE VIEW meta.freshness AS SELECT {selected} FROM {_FRESHNESS}")
     comments = [(name, comment) for name, _, comment in FRESHNESS_COLUMNS]
-    writer.comment("VIEW", "meta.freshness", "One row: how current this snapshot is.", comments)
+    write_comments(db, "VIEW", "meta.freshness", "One row: how current this snapshot is.", comments)
 
 
-def write_superseded_versions(writer: TableWriter, ledger: Ledger) -> None:
+def write_superseded_versions(db: duckdb.DuckDBPyConnection, ledger: Ledger) -> None:
     """Write the versions whose rows do not count; the queries of the tables read them."""
-    _write_table(writer, SUPERSEDED_VERSIONS, _SUPERSEDED_COLUMNS, ledger.superseded_columns())
+    _write_table(db, SUPERSEDED_VERSIONS, _SUPERSEDED_COLUMNS, ledger.superseded_columns())
 
 
-def write_meta(writer: TableWriter, ledger: Ledger, spec: CatalogSpec) -> None:
+def write_meta(db: duckdb.DuckDBPyConnection, ledger: Ledger, spec: CatalogSpec) -> None:
     """Write the tables of schema `meta`, the list of the parts, and the copy of the ledger's small tables.
 
     `write_dictionary` writes the data dictionary.
     """
     part_columns = [[getattr(part, name) for part in spec.parts] for name, _, _ in _PART_COLUMNS]
-    _write_table(writer, PARTS, _PART_COLUMNS, part_columns)
+    _write_table(db, PARTS, _PART_COLUMNS, part_columns)
     for meta_table in META_TABLES:
-        _write_meta_table(writer, meta_table, ledger)
-    _write_freshness(writer, ledger, spec)
-    embed_ledger(writer, ledger)
+        _write_meta_table(db, meta_table, ledger)
+    _write_freshness(db, ledger, spec)
+    embed_ledger(db, ledger)
 
 
 def _write_table(
-    writer: TableWriter, name: str, columns: Sequence[MetaColumn], values: Iterable[Sequence[Any]]
+    db: duckdb.DuckDBPyConnection, name: str, columns: Sequence[MetaColumn], values: Iterable[Sequence[Any]]
 ) -> None:
     """Fill a table; `values` has one sequence per column."""
     types = [ARROW_TYPES[sql_type] for _, sql_type, _ in columns]
     arrays = [pa.array(cells, arrow_type) for cells, arrow_type in zip(values, types, strict=True)]
-    writer.fill(name, pa.table(arrays, names=[column for column, _, _ in columns]))
+    fill_table(db, name, pa.table(arrays, names=[column for column, _, _ in columns]))
 
 
-def _write_meta_table(writer: TableWriter, table: MetaTable, ledger: Ledger) -> None:
+def _write_meta_table(db: duckdb.DuckDBPyConnection, table: MetaTable, ledger: Ledger) -> None:
     rows = ledger.query(table.ledger_query)
     types = [sql_type for _, sql_type, _ in table.columns]
     values = [[_to_arrow_value(row[index], sql_type) for row in rows] for index, sql_type in enumerate(types)]
-    _write_table(writer, f"meta.{table.name}", table.columns, values)
+    _write_table(db, f"meta.{table.name}", table.columns, values)
 
 
 def _to_arrow_value(value: Any, sql_type: str) -> Any:
@@ -146,7 +148,7 @@ def _to_arrow_value(value: Any, sql_type: str) -> Any:
     return bool(value) if sql_type == "BOOLEAN" and value is not None else value
 
 
-def _write_freshness(writer: TableWriter, ledger: Ledger, spec: CatalogSpec) -> None:
+def _write_freshness(db: duckdb.DuckDBPyConnection, ledger: Ledger, spec: CatalogSpec) -> None:
     run, properties = ledger.last_run(), ledger.properties
     row: dict[str, Any] = {
         **asdict(spec.snapshot),
@@ -160,14 +162,14 @@ def _write_freshness(writer: TableWriter, ledger: Ledger, spec: CatalogSpec) -> 
         "texts_from": properties.texts_from,
         CATALOG_FORMAT[0]: describe_format(),
     }
-    _write_table(writer, _FRESHNESS, _FRESHNESS_COLUMNS, [[row[name]] for name, _, _ in _FRESHNESS_COLUMNS])
+    _write_table(db, _FRESHNESS, _FRESHNESS_COLUMNS, [[row[name]] for name, _, _ in _FRESHNESS_COLUMNS])
 
 
-def write_dictionary(writer: TableWriter) -> None:
+def write_dictionary(db: duckdb.DuckDBPyConnection) -> None:
     """Write the data dictionary, from the columns that the catalog lists. DuckDB binds every view for it: 15 ms."""
     keys = {(table.name, name) for table in TABLES for name in table.key}
     keys |= {(IMAGES_TABLE, name) for name in IMAGE_KEY}
-    columns = writer.db.execute(
+    columns = db.execute(
         "SELECT table_name, column_name, data_type, comment, is_nullable, table_name IN (SELECT view_name FROM"
         " duckdb_views() WHERE NOT internal) FROM duckdb_columns() WHERE database_name = 'lake'"
         " AND schema_name = 'main' ORDER BY table_name, column_index"
@@ -176,12 +178,11 @@ def write_dictionary(writer: TableWriter) -> None:
         (table, name, sql_type, comment, (table, name) in keys, find_reference(table, name), is_nullable, is_view)
         for table, name, sql_type, comment, is_nullable, is_view in columns
     ]
-    _write_table(writer, _DICTIONARY, _DICTIONARY_COLUMNS, zip(*rows, strict=True))
+    _write_table(db, _DICTIONARY, _DICTIONARY_COLUMNS, zip(*rows, strict=True))
 
 
-def write_image_table(writer: TableWriter, ledger: LedgerQueries, *, since_change: int = 0) -> None:
+def write_image_table(db: duckdb.DuckDBPyConnection, ledger: LedgerQueries, *, since_change: int = 0) -> None:
     """Write the rows of pictures that changed after a change. They are not versioned: a snapshot has those of then."""
-    db = writer.db
     for records in iter_images(ledger, since_change=since_change):
         db.register("incoming", _to_arrow(records))
         if since_change:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import LakeCorruptedError
 from pipeline.lake.catalog_sql import CHANGED_FILES, read_parts_sql, select_documents_sql
-from pipeline.lake.duckdb import halve_memory
+from pipeline.lake.duckdb import halve_memory, write_comments
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.sql import sql_identifier, sql_literal
 from pipeline.lake.views import View
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import duckdb
 
     from pipeline.lake.catalog_sql import CatalogSpec
-    from pipeline.lake.duckdb import TableWriter
     from pipeline.lake.layout import LakeLayout
 
 _VERSIONS: Final = "main.file_versions"
@@ -137,18 +136,17 @@ FILE_EVENTS: Final = View(
 )
 
 
-def create_history(writer: TableWriter) -> None:
+def create_history(db: duckdb.DuckDBPyConnection) -> None:
     """Create the tables without rows. Those of the lake exist."""
     no_documents = read_parts_sql(RAW, ())
     versions = select_current_versions_sql(no_documents, since_seq=0)
     for view, query in ((FILE_VERSIONS, versions), (FILE_EVENTS, select_events_sql(_VERSIONS))):
-        writer.db.execute(f"CREATE TABLE main.{view.name} AS {query}")
-        writer.comment("TABLE", f"main.{view.name}", view.comment, view.columns)
+        db.execute(f"CREATE TABLE main.{view.name} AS {query}")
+        write_comments(db, "TABLE", f"main.{view.name}", view.comment, view.columns)
 
 
-def write_history(writer: TableWriter, layout: LakeLayout, spec: CatalogSpec, *, since_seq: int) -> None:
+def write_history(db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec: CatalogSpec, *, since_seq: int) -> None:
     """Add the versions of later commits than one, and write the events of their files."""
-    db = writer.db
     documents = select_documents_sql(layout, spec, since_seq=since_seq)
     db.execute(f"INSERT INTO {_VERSIONS} {select_current_versions_sql(documents, since_seq=since_seq)}")
     parts = [part for part in spec.parts_of(RAW_TABLE) if part.last_commit_seq > since_seq]

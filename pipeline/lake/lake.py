@@ -137,7 +137,7 @@ class Lake:
         check_parts_exist(self.layout, self.ledger.parts())
         renewed = None if self.ledger.properties.has_unpublished_rows else self.ledger.last_snapshot()
         record = self.ledger.begin_snapshot(run_id, at, complete=complete, watermark=watermark, renewed=renewed)
-        spec = self._catalog_spec(replace(record, published_at=at))
+        spec = CatalogSpec(replace(record, published_at=at), self.ledger.parts())
         catalog.publish(self.layout, self.ledger, spec, rebuild=rebuild)
         self.ledger.end_snapshot(record.snapshot, at=at)
         if self.ledger.properties.purge_in_progress is not None:
@@ -175,12 +175,8 @@ class Lake:
         if last is None or self.needs_publish:
             self.republish(at=at)
         else:
-            spec = self._catalog_spec(replace(last, published_at=at))
+            spec = CatalogSpec(replace(last, published_at=at), self.ledger.parts())
             catalog.write_catalog(self.layout, self.ledger, spec)
-
-    def _catalog_spec(self, record: SnapshotRecord) -> CatalogSpec:
-        has_superseded = bool(self.ledger.count("SELECT EXISTS (SELECT 1 FROM superseded_version)"))
-        return CatalogSpec(record, self.ledger.parts(), has_superseded)
 
     def _tombstone_rows(self, commit: Commit) -> pa.Table:
         tombstones = commit.tombstones

@@ -20,6 +20,7 @@ from pipeline.atomic_files import atomic_write, damaged_name, fsync_file
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.findings import damage, warning
 from pipeline.lake.catalog_sql import EMBEDDED_LEDGER, PART_COLUMNS, SUPERSEDED_VERSIONS, read_parts
+from pipeline.lake.duckdb import fill_table
 from pipeline.lake.duckdb_files import classify_read_error, first_line, read_database
 from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.image_records import COLUMNS
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pipeline.findings import Finding
-    from pipeline.lake.duckdb import TableWriter
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger_documents import TakenDocuments
 
@@ -59,13 +59,13 @@ _NO_SOURCE_HINT: Final = "Restore a backup, or sync into a new --lake."
 _log = get_logger()
 
 
-def embed_ledger(writer: TableWriter, ledger: Ledger) -> None:
+def embed_ledger(db: duckdb.DuckDBPyConnection, ledger: Ledger) -> None:
     """Copy the ledger's small tables into a catalog, as rows of one table: a DuckDB table takes a block."""
     rows = [(name, json.dumps(row, default=_hex)) for name, row in ledger.rows_to_embed()]
     rows.append((_FORMAT, str(FORMAT)))
     names, texts = [name for name, _ in rows], [text for _, text in rows]
     table = pa.table({"table_name": pa.array(names, pa.string()), "row_json": pa.array(texts, pa.string())})
-    writer.fill(EMBEDDED_LEDGER, table)
+    fill_table(db, EMBEDDED_LEDGER, table)
 
 
 def _hex(value: bytes) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -40,11 +39,11 @@ def write_pending_rows(layout: LakeLayout, ledger: Ledger) -> None:
     for part in raw:
         try:
             for batch in iter_raw_batches(layout, [part]):
-                buffer.add({DELETED_FILES.name: select_tombstones(batch)}, run_id=_name_parts(), seq=first)
+                buffer.add({DELETED_FILES.name: select_tombstones(batch)})
                 for commit in iter_commits(batch):
                     flat = commit.flatten(definitions.select_known(commit.seq))
                     definitions.written |= flat.definitions
-                    buffer.add(flat.tables, run_id=_name_parts(), seq=commit.seq)
+                    buffer.add(flat.tables)
                     if (files := flat.tables.get(FILES.name)) is not None:
                         flattened.update((file_id, commit.seq) for file_id in files["file_id"].to_pylist())
         except (OSError, pa.ArrowException) as error:
@@ -59,11 +58,6 @@ def write_pending_rows(layout: LakeLayout, ledger: Ledger) -> None:
         ledger.delete_definitions(sorted(lost_definitions))
     ledger.add_rows(written)
     _log.info("rows.written", versions=len(flattened))
-
-
-def _name_parts() -> str:
-    """Return a run's id from which parts get a name of their own."""
-    return f"rows-{secrets.token_hex(3)}"
 
 
 def _forget_lost_files(ledger: Ledger, lost: set[tuple[int, int]]) -> None:

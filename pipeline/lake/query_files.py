@@ -11,8 +11,8 @@ import pyarrow.parquet
 
 from pipeline.csv_rows import escape_formula
 from pipeline.lake.query_result import BATCH_ROWS, iter_rows, read_batches
-from pipeline.lake.query_table import cast_to_text
 from pipeline.lake.sql import sql_escape_formula, sql_identifier
+from pipeline.lake.user_query import cast_to_text
 from pipeline.lake.xlsx import is_excel_type, open_workbook, write_sheet
 
 if TYPE_CHECKING:

@@ -6,13 +6,14 @@ fewer, larger parts cost less processor time and fewer syncs of the disk, and no
 
 from __future__ import annotations
 
+import secrets
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.lake.parts import ROW_GROUP_ROWS, write_content, write_row_groups, writer_options
+from pipeline.lake.parts import ROW_GROUP_ROWS, merged_part_name, write_content, write_row_groups, writer_options
 from schemas.tables import BY_NAME, FILES
 
 if TYPE_CHECKING:
@@ -52,8 +53,11 @@ class RowBuffer:
         """Whether the rows are enough for parts."""
         return self._files >= self._max_files
 
-    def add(self, tables: Mapping[str, pa.Table], *, run_id: str, seq: int) -> None:
-        """Add the rows of a commit, by table. Commits come in order; a commit may come in pieces."""
+    def add(self, tables: Mapping[str, pa.Table], *, run_id: str = "", seq: int = 0) -> None:
+        """Add the rows of a commit, by table. Commits come in order; a commit may come in pieces.
+
+        A buffer with a span needs neither run nor commit.
+        """
         self._run_id = run_id
         self._seqs.append(seq)
         for name, rows in tables.items():
@@ -72,9 +76,10 @@ class RowBuffer:
         if not tables:
             return ()
         span = self._span or (seqs[0], seqs[-1])
+        suffix = secrets.token_hex(3) if self._span else run_id.rpartition("-")[2]  # parts of one span differ by it
 
         def write_table(name: str) -> Part:
-            target = self._layout.table_dir(name) / f"{span[1]:012d}-{run_id.rpartition('-')[2]}-0000.parquet"
+            target = self._layout.table_dir(name) / merged_part_name(span, suffix, 0)
             buffered = tables[name]
             return write_content(self._layout, target, name, buffered.finish(), rows=buffered.rows, seqs=span)
 

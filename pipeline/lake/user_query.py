@@ -17,6 +17,7 @@ import duckdb
 
 from pipeline.errors import SettingsError
 from pipeline.lake.duckdb_files import classify_read_error, short_message
+from pipeline.lake.sql import sql_identifier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,6 +118,16 @@ def strip_trailing_semicolon(query: str) -> str:
             break
         end = offset
     return raw[:end].decode()
+
+
+def cast_to_text(result: duckdb.DuckDBPyRelation, unchanged_types: frozenset[str]) -> duckdb.DuckDBPyRelation:
+    """Return the rows with every column cast to DuckDB's text, except for columns of `unchanged_types`."""
+    columns = (
+        f"#{index}" if str(kind) in unchanged_types else f"CAST(#{index} AS VARCHAR)"
+        for index, kind in enumerate(result.types, start=1)
+    )
+    names = map(sql_identifier, result.columns)
+    return result.project(", ".join(f"{column} AS {name}" for column, name in zip(columns, names, strict=True)))
 
 
 def _check_tree(tree: Any) -> None:

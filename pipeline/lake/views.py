@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from pipeline.lake.duckdb import write_comments
 from pipeline.lake.sql import sql_identifier, sql_literal
 from schemas.tables import WORKFLOW_DEFINITION_STEPS, WORKFLOW_DEFINITIONS
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     import duckdb
 
-    from pipeline.lake.duckdb import TableWriter
     from schemas.tables import Table
 
 MAX_WIDE_COLUMNS: Final = 500
@@ -200,7 +200,7 @@ FIXED_VIEWS: Final = (WORKFLOWS, WORKFLOW_STEPS, DAMAGE, ADDRESSES, PROGRESS, OP
 """The views that every catalog has with the same query."""
 
 
-def write_views(writer: TableWriter, views: Iterable[View], former: Mapping[str, str]) -> dict[str, str]:
+def write_views(db: duckdb.DuckDBPyConnection, views: Iterable[View], former: Mapping[str, str]) -> dict[str, str]:
     """Create the views, and return a hash of each by its name.
 
     Those in `former` exist already; one whose hash is the same stays.
@@ -208,8 +208,8 @@ def write_views(writer: TableWriter, views: Iterable[View], former: Mapping[str,
     hashes = {view.name: blake2b(repr(view).encode(), digest_size=8).hexdigest() for view in views}
     for view in views:
         if former.get(view.name) != hashes[view.name]:
-            writer.db.execute(f"CREATE OR REPLACE VIEW main.{view.name} AS {view.sql}")
-            writer.comment("VIEW", f"main.{view.name}", view.comment, view.columns)
+            db.execute(f"CREATE OR REPLACE VIEW main.{view.name} AS {view.sql}")
+            write_comments(db, "VIEW", f"main.{view.name}", view.comment, view.columns)
     return hashes
 
 
