@@ -16,8 +16,7 @@ from pipeline.command_options import Excludes
 from pipeline.config import load_all_sources
 from pipeline.context import CommandContext, require_catalog
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.lake.all_catalogs import open_all_catalogs
-from pipeline.lake.reader import open_catalog, run_interruptibly, warn_if_incomplete
+from pipeline.lake.reader import open_all_catalogs, open_catalog, run_interruptibly, warn_if_incomplete
 from pipeline.lake.user_query import (
     cast_to_text,
     check_query,

@@ -20,19 +20,18 @@ from pipeline.errors import LakeCorruptedError, ScanlakeError
 from pipeline.lake.catalog import compact_catalog, has_waste
 from pipeline.lake.catalog_sql import read_parts_sql
 from pipeline.lake.duckdb import open_worker_connection, read_sorted_batches
-from pipeline.lake.layout import write_read_only
 from pipeline.lake.parts import (
     RAW_OPTIONS,
     RAW_TABLE,
     check_part_intact,
-    describe_part,
     estimate_memory,
+    write_batches,
     write_parts,
 )
 from pipeline.lake.retention import RetentionRules, expire_snapshots
 from pipeline.lake.sql import sql_literal
 from pipeline.logs import get_logger
-from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FETCHED, RAW, RESTORED
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FETCHED, RESTORED
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
@@ -194,14 +193,12 @@ def _rewrite_raw_parts(
         return []
     seqs = (min(part.first_commit_seq for part in parts), max(part.last_commit_seq for part in parts))
     target = layout.documents_dir / f"{seqs[1]:012d}-{name_suffix}.parquet"
-    rows = 0
-    with write_read_only(target) as temp, pq.ParquetWriter(temp, RAW, **RAW_OPTIONS) as writer:
-        for part in parts:
-            for batch in _read_raw_batches(layout, part):
-                remaining = _without_versions(batch, expired.get(part.name, set()))
-                writer.write_batch(remaining)
-                rows += remaining.num_rows
-    return [describe_part(layout, target, RAW_TABLE, rows, seqs)]
+    batches = (
+        _without_versions(batch, expired.get(part.name, set()))
+        for part in parts
+        for batch in _read_raw_batches(layout, part)
+    )
+    return [write_batches(layout, target, RAW_TABLE, batches, seqs=seqs, options=RAW_OPTIONS)]
 
 
 def _read_raw_batches(layout: LakeLayout, part: Part) -> Iterator[pa.RecordBatch]:
@@ -209,7 +206,7 @@ def _read_raw_batches(layout: LakeLayout, part: Part) -> Iterator[pa.RecordBatch
     check_part_intact(layout, part)
     try:
         with pq.ParquetFile(layout.part_path(part.name)) as source:
-            yield from (batch.cast(RAW) for batch in source.iter_batches(_RAW_BATCH_ROWS))
+            yield from source.iter_batches(_RAW_BATCH_ROWS)
     except (OSError, pa.ArrowException) as error:
         raise LakeCorruptedError(f"{part.name} cannot be read.") from error
 

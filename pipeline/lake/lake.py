@@ -21,7 +21,7 @@ from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, FolderKind, has_resto
 from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.ledger import Ledger, integrity_problem
 from pipeline.lake.ledger_format import LedgerIdentity, describe_ledger, identify_ledger
-from pipeline.lake.pending_rows import write_pending_rows
+from pipeline.lake.raw_documents import write_pending_rows
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, TABLES
 
 if TYPE_CHECKING:

@@ -29,14 +29,13 @@ from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.image_records import delete_images
 from pipeline.lake.integrity import check_parts_exist
-from pipeline.lake.layout import write_read_only
 from pipeline.lake.parts import (
     RAW_TABLE,
     WRITE_OPTIONS,
     check_part_intact,
-    describe_part,
     merged_part_name,
     part_schema,
+    write_batches,
 )
 from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FILES, RAW
@@ -345,19 +344,13 @@ def _rewrite_part_without(lake: Lake, part: Part, condition: str) -> list[Part]:
     """Write the part again without the rows of the files, in the same order. Return no part if no rows are left."""
     check_part_intact(lake.layout, part)
     source = lake.layout.part_path(part.name)
-    schema = part_schema(part.table_name)
     # A name of its own each time: parts of one rebuild differ in nothing but their random word.
     target = source.with_name(merged_part_name(part.span, secrets.token_hex(3), 0))
-    columns = ", ".join(f'"{name}"' for name in schema.names)
-    row_count = 0
+    columns = ", ".join(f'"{name}"' for name in part_schema(part.table_name).names)
     with open_worker_connection(lake.layout.spill_dir) as db:
         rows: Any = db.sql(f"SELECT {columns} FROM {sql_read_parquet([source])} WHERE NOT {condition}")
         batches = rows.to_arrow_reader(_BATCH_ROWS)
-        first = next(batches, None)
-        if first is None:
+        if (first := next(batches, None)) is None:
             return []
-        with write_read_only(target) as temp, pq.ParquetWriter(temp, schema, **WRITE_OPTIONS) as writer:
-            for batch in chain([first], batches):
-                writer.write_batch(batch.cast(schema))
-                row_count += batch.num_rows
-    return [describe_part(lake.layout, target, part.table_name, row_count, part.span)]
+        remaining, options = chain([first], batches), WRITE_OPTIONS
+        return [write_batches(lake.layout, target, part.table_name, remaining, seqs=part.span, options=options)]

@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake.parts import RAW_TABLE
+from pipeline.lake.parts import RAW_TABLE, RowBuffer
 from pipeline.lake.raw_documents import DefinitionIndex, iter_commits, iter_raw_batches, select_tombstones
-from pipeline.lake.row_buffer import RowBuffer
 from schemas.tables import (
     BY_NAME,
     COMMIT_SEQ_COLUMN,

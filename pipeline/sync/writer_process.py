@@ -16,7 +16,7 @@ from pipeline.flatten.flatten import flatten
 from pipeline.flatten.rows import load_casts
 from pipeline.lake import parts
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.row_buffer import RowBuffer
+from pipeline.lake.parts import RowBuffer
 from pipeline.worker_process import serve
 from schemas.file_versions import version_digest
 from schemas.tables import UPLOADS
