@@ -167,7 +167,7 @@ def _find_writer(chosen: OutputFormat, *, exact: bool) -> Callable[..., int]:
         return _write_table
     name = "write_exact_csv" if exact and chosen is OutputFormat.CSV else f"write_{chosen}"
     as_file = chosen in {OutputFormat.CSV, *_FILES_ONLY}
-    module = "pipeline.lake.query_files" if as_file else "pipeline.lake.query_result"
+    module = "pipeline.lake.export" if as_file else "pipeline.lake.query_result"
     replace_handlers(end_process, interrupt_command)  # no signal interrupts the import
     write: Callable[..., int] = getattr(importlib.import_module(module), name)
     replace_handlers(interrupt_command, end_process)

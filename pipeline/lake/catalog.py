@@ -58,7 +58,7 @@ from pipeline.logs import get_logger
 from schemas.tables import DELETED_FILES, FILES, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from pipeline.lake.catalog_sql import CatalogColumn, CatalogSpec
@@ -76,7 +76,6 @@ _log = get_logger()
 _MAX_ROWS_IN_PLACE: Final = 500_000  # of one table: they are compared with the former ones, in temporary tables
 _MIN_ROWS_IN_PLACE: Final = 100_000  # of the catalog: below, deleted rows slow no query down, and this takes 0.1 s
 _MAX_MERGED_BYTES: Final = 4 * 1024**2  # of a catalog whose updates merge row groups: it stays small of itself
-_COMMON_RATIO: Final = 0.5  # of the pairs: a column that differs in so many is updated in all, together with others
 _empty_catalogs: Final[dict[str, tuple[bytes, DeltaBase]]] = {}
 
 
@@ -419,16 +418,9 @@ def _update_pairs(db: duckdb.DuckDBPyConnection, name: str, columns: Sequence[Ca
     counts = ["(SELECT count(*) FROM former_row)", "(SELECT count(*) FROM new_row)", "count(*)"]
     counts += [f"count(*) FILTER ({_flag(column)})" for column in columns]
     ((former, new, pairs, *differing),) = db.execute(f"SELECT {', '.join(counts)} FROM pair").fetchall()
-    to_update = [(column, count) for column, count in zip(columns, differing, strict=True) if count]
-    if common := [column for column, count in to_update if count >= _COMMON_RATIO * pairs]:
-        db.execute(_update_sql(name, common))
-    for column, count in to_update:
-        if count < _COMMON_RATIO * pairs:
-            db.execute(f"{_update_sql(name, [column])} AND pair.{_flag(column)}")
+    for column, count in zip(columns, differing, strict=True):
+        if count:
+            value = sql_identifier(column.name)
+            condition = f"{name}.rowid = pair._row AND pair.{_flag(column)}"
+            db.execute(f"UPDATE {name} SET {value} = pair.{value} FROM pair WHERE {condition}")
     return former - pairs, new - pairs
-
-
-def _update_sql(name: str, columns: Iterable[CatalogColumn]) -> str:
-    names = [sql_identifier(column.name) for column in columns]
-    values = ", ".join(f"{column} = pair.{column}" for column in names)
-    return f"UPDATE {name} SET {values} FROM pair WHERE {name}.rowid = pair._row"

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import duckdb
 
     from pipeline.lake.catalog_sql import CatalogSpec
-    from pipeline.lake.image_records import ImageRecord
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.lake.meta_tables import MetaColumn
@@ -52,7 +51,6 @@ IMAGE_COLUMNS: Final = (
 )
 IMAGE_KEY: Final = ("file_id", "upload_id", "kind")
 IMAGES_COMMENT: Final = "One row per picture of an upload: its image or thumbnail, stored or the reason why not."
-IMAGE_SCHEMA: Final = pa.schema([(name, ARROW_TYPES[sql_type]) for name, sql_type, _ in IMAGE_COLUMNS])
 _SUPERSEDED_COLUMNS: Final = (
     ("file_id", "BIGINT", "The file."),
     (COMMIT_SEQ_COLUMN, "BIGINT", "Commit that wrote the version."),
@@ -129,10 +127,14 @@ def write_meta(db: duckdb.DuckDBPyConnection, ledger: Ledger, spec: CatalogSpec)
 def _write_table(
     db: duckdb.DuckDBPyConnection, name: str, columns: Sequence[MetaColumn], values: Iterable[Sequence[Any]]
 ) -> None:
-    """Fill a table; `values` has one sequence per column."""
+    fill_table(db, name, _build_table(columns, values))
+
+
+def _build_table(columns: Sequence[MetaColumn], values: Iterable[Sequence[Any]]) -> pa.Table:
+    """Return the rows of a table; `values` has one sequence per column."""
     types = [ARROW_TYPES[sql_type] for _, sql_type, _ in columns]
     arrays = [pa.array(cells, arrow_type) for cells, arrow_type in zip(values, types, strict=True)]
-    fill_table(db, name, pa.table(arrays, names=[column for column, _, _ in columns]))
+    return pa.table(arrays, names=[column for column, _, _ in columns])
 
 
 def _write_meta_table(db: duckdb.DuckDBPyConnection, table: MetaTable, ledger: Ledger) -> None:
@@ -184,15 +186,10 @@ def write_dictionary(db: duckdb.DuckDBPyConnection) -> None:
 def write_image_table(db: duckdb.DuckDBPyConnection, ledger: LedgerQueries, *, since_change: int = 0) -> None:
     """Write the rows of pictures that changed after a change. They are not versioned: a snapshot has those of then."""
     for records in iter_images(ledger, since_change=since_change):
-        db.register("incoming", _to_arrow(records))
+        values = [[getattr(record, name) for record in records] for name, _, _ in IMAGE_COLUMNS]
+        db.register("incoming", _build_table(IMAGE_COLUMNS, values))
         if since_change:
             keys = ", ".join(IMAGE_KEY)
             db.execute(f"DELETE FROM main.{IMAGES_TABLE} WHERE ({keys}) IN (SELECT ({keys}) FROM incoming)")
         db.execute(f"INSERT INTO main.{IMAGES_TABLE} FROM incoming")
         db.unregister("incoming")
-
-
-def _to_arrow(records: Sequence[ImageRecord]) -> pa.Table:
-    columns = [[getattr(record, name) for record in records] for name in IMAGE_SCHEMA.names]
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, IMAGE_SCHEMA.types, strict=True)]
-    return pa.table(arrays, schema=IMAGE_SCHEMA)

@@ -7,27 +7,42 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import tempfile
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import pyarrow.csv
+import pyarrow.parquet
 
 from pipeline.atomic_files import rename_without_overwrite
+from pipeline.csv_rows import escape_formula
 from pipeline.errors import SettingsError
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.query_files import write_csv, write_exact_csv, write_parquet, write_workbook
-from pipeline.lake.sql import sql_identifier
+from pipeline.lake.query_result import BATCH_ROWS, iter_rows, read_batches
+from pipeline.lake.sql import sql_escape_formula, sql_identifier
+from pipeline.lake.user_query import cast_to_text
+from pipeline.lake.xlsx import is_excel_type, open_workbook, write_sheet
 from pipeline.output_formats import OutputFormat
 from schemas.tables import BY_NAME, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import duckdb
+    import pyarrow as pa
 
 _HINT: Final = "Use a name that does not exist, or an empty folder."
 _TARGET_EXISTS_ERRNOS: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
+_PLAIN_TYPE: Final = re.compile(
+    r"U?(HUGE|BIG|SMALL|TINY)?INT|U?INTEGER|BOOLEAN|DECIMAL\(\d+,\d+\)|DOUBLE|FLOAT|DATE|TIME(STAMP)?\b[^\[]*|UUID"
+)
+"""Types whose text is a number or a date to a spreadsheet. An INTERVAL such as -1 day is a formula to it."""
+_CSV_TYPES: Final = frozenset(
+    {"BIGINT", "INTEGER", "SMALLINT", "TINYINT", "BOOLEAN", "DOUBLE", "VARCHAR", "TIMESTAMP", "DATE"}
+)
 
 
 def select_tables(db: duckdb.DuckDBPyConnection, names: Sequence[str]) -> tuple[str, ...]:
@@ -115,3 +130,57 @@ def _rename(path: Path, target: Path) -> None:
         if error.errno in _TARGET_EXISTS_ERRNOS:
             raise SettingsError(f"Another process filled {target} during the export.", hint=_HINT) from error
         raise
+
+
+# Formats
+
+
+def write_parquet(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    """Write the rows as Parquet."""
+    reader = result.to_arrow_reader(BATCH_ROWS)
+    with pyarrow.parquet.ParquetWriter(target, reader.schema, compression="zstd") as writer:
+        return _copy_batches(reader, writer)
+
+
+def write_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    """Write the rows as CSV in which no cell is a formula, and return their number."""
+    columns = (
+        f"{f'#{index}' if _PLAIN_TYPE.fullmatch(str(kind)) else sql_escape_formula(f'CAST(#{index} AS VARCHAR)')}"
+        f" AS {sql_identifier(escape_formula(name))}"
+        for index, (name, kind) in enumerate(zip(result.columns, result.types, strict=True), start=1)
+    )
+    return write_exact_csv(result.project(", ".join(columns)), target)
+
+
+def write_exact_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    """Write the rows as CSV with their values unchanged, and return their number."""
+    reader = cast_to_text(result, _CSV_TYPES).to_arrow_reader(BATCH_ROWS)
+    with pyarrow.csv.CSVWriter(target, reader.schema) as writer:
+        return _copy_batches(reader, writer)
+
+
+def write_xlsx(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    """Write the rows as a workbook with one sheet."""
+    return write_workbook({"result": result}, target)["result"]
+
+
+def write_workbook(sheets: Mapping[str, duckdb.DuckDBPyRelation], target: IO[bytes]) -> dict[str, int]:
+    """Write a workbook with the rows of each sheet, and return their numbers."""
+    counts = {}
+    with open_workbook(target) as book:
+        for name, result in sheets.items():
+            columns = [(column, str(kind)) for column, kind in zip(result.columns, result.types, strict=True)]
+            unchanged = frozenset(kind for _, kind in columns if is_excel_type(kind))
+            with closing(iter_rows(cast_to_text(result, unchanged))) as rows:
+                counts[name] = write_sheet(book, name, columns, rows)
+    return counts
+
+
+def _copy_batches(reader: pa.RecordBatchReader, writer: Any) -> int:
+    """Pass every batch to a writer of Arrow, and return the number of rows."""
+    count = 0
+    with reader:
+        for batch in read_batches(reader):
+            writer.write_batch(batch)
+            count += batch.num_rows
+    return count

@@ -22,33 +22,29 @@ if TYPE_CHECKING:
     from pipeline.settings import Settings
 
 
-def remove_orphans(layout: LakeLayout, ledger: Ledger) -> int:
+def remove_orphans(layout: LakeLayout, ledger: Ledger) -> None:
     """Delete temporary files, parts without a ledger entry, and snapshots that were not published: of killed runs.
 
     The lock makes this safe: no other process writes parts. Only a snapshot without a ledger entry names a part without
-    one: after a restore of an older ledger. Returns the number of deleted files.
+    one: after a restore of an older ledger.
     """
     names, next_snapshot = ledger.part_names(), ledger.next_snapshot()
     unpublished = {row[0] for row in ledger.query("SELECT snapshot FROM snapshot WHERE state <> 'published'")}
-    removed = 0
     with translate_os_errors(layout.root):
         for number, path in list_snapshots(layout):
             if number >= next_snapshot or number in unpublished:
                 path.unlink(missing_ok=True)
-                removed += 1
         incoming = f"{IMAGES}/{INCOMING}/*"
         for path in list_files(layout, "tables/*/*", "documents/*", "snapshots/*", incoming, ".*.tmp*"):
             if is_temp_file(path) or (layout.part_name(path) not in names and is_own_part(path)):
                 path.unlink(missing_ok=True)
-                removed += 1
         layout.remove_spill()
-    return removed
 
 
-def expire_snapshots(layout: LakeLayout, ledger: Ledger, rules: RetentionRules, *, now: float) -> int:
+def expire_snapshots(layout: LakeLayout, ledger: Ledger, rules: RetentionRules, *, now: float) -> None:
     """Delete the snapshots that the rules do not keep, and the parts that were retired before `rules.seconds`.
 
-    `now` is in seconds since 1970. Returns the number of deleted files.
+    `now` is in seconds since 1970.
     """
     paths = dict(list_snapshots(layout))
     times = {record.snapshot: record.published_at for record in ledger.snapshots()}
@@ -69,7 +65,6 @@ def expire_snapshots(layout: LakeLayout, ledger: Ledger, rules: RetentionRules, 
         for name in expired:
             layout.part_path(name).unlink(missing_ok=True)
         ledger.delete_retired(expired)
-    return len(unkept) + len(expired)
 
 
 def finish_purge(layout: LakeLayout, ledger: Ledger, snapshot: int) -> None:

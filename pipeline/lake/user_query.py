@@ -30,15 +30,9 @@ TABLE_FUNCTIONS: Final = frozenset({
 })  # fmt: skip
 """Table functions that read nothing but tables and values. docs/queries.md names them."""
 _READING_NODES: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
-_QUERY_WORDS: Final = frozenset(
-    {"describe", "from", "pivot", "pivot_wider", "select", "show", "summarize", "with", "("}
-)
-_WRITING_WORDS: Final = frozenset({
-    "attach", "call", "copy", "create", "delete", "export", "import", "insert", "install", "load", "merge", "pragma",
-    "set", "update", "vacuum"
-})  # fmt: skip
 _FILE: Final = "A file"
 _FILE_NAME: Final = re.compile(r"[/\\.:*?]")
+_READ_TABLES: Final = "Use SELECT, FROM, PIVOT, DESCRIBE or SHOW on the tables that `scanlake tables` lists."
 _ASK_FOR_LESS: Final = "Filter, aggregate, or select fewer columns; or raise `query_memory_bytes`."
 _THREADS_BYTES: Final = 1_000_000_000  # stacks and arenas of DuckDB's threads, most of it never used
 _RESERVED_PAGES: Final = Path("/proc/self/statm")
@@ -47,11 +41,8 @@ _RESERVED_PAGES: Final = Path("/proc/self/statm")
 class _ForbiddenError(SettingsError):
     """The query does something other than to read tables."""
 
-    def __init__(self, subject: str) -> None:
-        super().__init__(
-            f"{subject}: a query reads tables only.",
-            hint="Use SELECT, FROM, PIVOT, DESCRIBE or SHOW on the tables that `scanlake tables` lists.",
-        )
+    def __init__(self, subject: str, hint: str = _READ_TABLES) -> None:
+        super().__init__(f"{subject}: a query reads tables only.", hint=hint)
 
 
 @contextmanager
@@ -100,13 +91,12 @@ def check_query(lake: duckdb.DuckDBPyConnection, query: str) -> None:
     if len(statements) != 1:
         raise SettingsError("One query is required.", hint="Remove the semicolon.")
     kind = statements[0].type
-    if kind == duckdb.StatementType.MULTI:  # PIVOT without IN
-        _check_words(lake, query)
-    elif kind != duckdb.StatementType.SELECT:
+    if kind == duckdb.StatementType.MULTI:  # DuckDB makes two statements of it, and shows the tree of neither
+        raise _ForbiddenError("PIVOT without IN", hint="Name the values: PIVOT files ON closed IN (true, false).")
+    if kind != duckdb.StatementType.SELECT:
         raise _ForbiddenError(kind.name)
-    else:
-        ((tree,),) = lake.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
-        _check_tree(json.loads(tree))
+    ((tree,),) = lake.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
+    _check_tree(json.loads(tree))
 
 
 def strip_trailing_semicolon(query: str) -> str:
@@ -154,33 +144,3 @@ def _check_node(node: dict[str, Any]) -> None:
             raise _ForbiddenError(f"{name}()")
     if kind == "BASE_TABLE" and _FILE_NAME.search(str(node.get("table_name"))):
         raise _ForbiddenError(_FILE)
-
-
-def _tokenize(query: str) -> list[str]:
-    """Return the words and signs of a query without comments, in lower case."""
-    raw, tokens = query.encode(), duckdb.tokenize(query)  # whose offsets count bytes
-    ends = [*(offset for offset, _ in tokens[1:]), len(raw)]
-    return [
-        raw[offset:end].decode().strip().lower()
-        for (offset, kind), end in zip(tokens, ends, strict=True)
-        if kind != duckdb.token_type.comment
-    ]
-
-
-def _check_words(lake: duckdb.DuckDBPyConnection, query: str) -> None:
-    """Check a query that DuckDB does not serialize: every name of a table function counts, wherever it is.
-
-    A word that writes counts where a statement can begin. Elsewhere it is a name, such as that of a column.
-    A file in the place of a table is not found here. DuckDB refuses it unless it is a part of the lake.
-    """
-    sql = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type IN ('table', 'table_macro')"
-    functions = {name for (name,) in lake.execute(sql).fetchall()} - TABLE_FUNCTIONS
-    for word in re.findall(r"\w+", query.lower()):
-        if word in functions:
-            raise _ForbiddenError(word)
-    tokens = _tokenize(query)
-    if tokens[0] not in _QUERY_WORDS:
-        raise _ForbiddenError(tokens[0].upper())
-    for before, word, after in zip(tokens, tokens[1:], [*tokens[2:], ")"], strict=False):
-        if word in _WRITING_WORDS and before in {"(", ")"} and after not in {",", ")", "."}:
-            raise _ForbiddenError(word)

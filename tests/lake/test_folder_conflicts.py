@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.atomic_files import fsync_dir
 from pipeline.errors import LakeCorruptedError, LakeLockedError, SettingsError, StorageError
-from pipeline.lake import export, query_files
+from pipeline.lake import export
 from pipeline.lake.export import run_export
 from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS
@@ -88,7 +88,7 @@ def test_an_export_to_a_link(two_files: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_a_folder_that_is_filled_meanwhile(two_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What others put into the folder, or behind the link, during an export stays, and it is told."""
-    real, there, link = query_files.write_parquet, tmp_path / "there", tmp_path / "link"
+    real, there, link = export.write_parquet, tmp_path / "there", tmp_path / "link"
     there.mkdir()
     link.symlink_to(there)
     cases: list[tuple[Path, Callable[[], object]]] = [
@@ -99,7 +99,7 @@ def test_a_folder_that_is_filled_meanwhile(two_files: Path, tmp_path: Path, monk
     for out, meanwhile in cases:
 
         def write(*arguments: Any, meanwhile: Callable[[], object] = meanwhile) -> int:
-            if vars(export)["write_parquet"] is not real:  # at the first table
+            if export.write_parquet is not real:  # at the first table
                 monkeypatch.setattr(export, "write_parquet", real)
                 meanwhile()
             return real(*arguments)
