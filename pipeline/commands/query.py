@@ -16,12 +16,15 @@ from pipeline.command_options import Excludes
 from pipeline.config import load_all_sources
 from pipeline.context import CommandContext, require_catalog
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.lake.reader import open_all_catalogs, open_catalog, run_interruptibly, warn_if_incomplete
-from pipeline.lake.user_query import (
+from pipeline.lake.reader import (
     cast_to_text,
     check_query,
+    open_all_catalogs,
+    open_catalog,
+    run_interruptibly,
     strip_trailing_semicolon,
     translate_query_errors,
+    warn_if_incomplete,
 )
 from pipeline.lake.xlsx import check_xlsx_installed
 from pipeline.output_file import open_output, resolve_output

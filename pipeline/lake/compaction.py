@@ -19,10 +19,11 @@ from msgspec import Struct
 from pipeline.errors import LakeCorruptedError, ScanlakeError
 from pipeline.lake.catalog import compact_catalog, has_waste
 from pipeline.lake.catalog_sql import read_parts_sql
-from pipeline.lake.duckdb import open_worker_connection, read_sorted_batches
+from pipeline.lake.duckdb import open_worker_connection, split_sorted_query
 from pipeline.lake.parts import (
     RAW_OPTIONS,
     RAW_TABLE,
+    READ_BATCH_ROWS,
     check_part_intact,
     estimate_memory,
     write_batches,
@@ -164,7 +165,8 @@ def _read_live_batches(
         db.register("incoming", superseded)
         db.execute("CREATE TEMP TABLE superseded AS FROM incoming")
         source += f" ANTI JOIN superseded USING (file_id, {COMMIT_SEQ_COLUMN})"
-    yield from read_sorted_batches(db, source, table, size=sum(map(estimate_memory, paths)))
+    for query in split_sorted_query(db, source, table, size=sum(map(estimate_memory, paths))):
+        yield from db.sql(query).to_arrow_reader(READ_BATCH_ROWS)
 
 
 # Raw documents

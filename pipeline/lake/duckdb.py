@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import duckdb
 
 from pipeline.atomic_files import temp_name
 from pipeline.lake.duckdb_files import open_instance, read_database, translate_duckdb_errors
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.parts import READ_BATCH_ROWS
 from pipeline.lake.sql import sql_comment, sql_identifier, sql_literal
 
 if TYPE_CHECKING:
@@ -149,15 +148,6 @@ def write_comments(
 ) -> None:
     """Comment a table or view and its columns, given as (name, comment)."""
     db.execute(sql_comment(kind, name, comment, columns))
-
-
-def read_sorted_batches(
-    db: duckdb.DuckDBPyConnection, source: str, table: Table, *, size: int
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a query, sorted by file; `size` estimates their bytes in memory."""
-    for query in split_sorted_query(db, source, table, size=size):
-        rows: Any = db.sql(query)
-        yield from rows.to_arrow_reader(READ_BATCH_ROWS)
 
 
 def split_sorted_query(db: duckdb.DuckDBPyConnection, source: str, table: Table, *, size: int) -> Iterator[str]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from pipeline.lake.layout import LakeLayout
     from schemas.file_versions import FileVersion
     from schemas.tables import Table
 

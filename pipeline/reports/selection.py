@@ -11,9 +11,8 @@ from msgspec import Struct
 
 from pipeline.errors import SettingsError
 from pipeline.lake.file_names import to_safe_part
-from pipeline.lake.reader import fetch_dicts
+from pipeline.lake.reader import check_query, fetch_dicts, translate_query_errors
 from pipeline.lake.request_log import ReportBatch, ReportJobFile
-from pipeline.lake.user_query import check_query, translate_query_errors
 from pipeline.reports.models import CatalogState, ManifestDeletions
 from schemas.requests import MAX_REPORT_FILES
 
