@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipeline.client.client import Client
-    from pipeline.crawl.batcher import Commit, Sink
+    from pipeline.crawl.batcher import Sink
     from pipeline.crawl.in_flight import LookupVersions
     from pipeline.crawl.models import CommitBatch, Identity, RefetchRequest
     from pipeline.progress import Progress
@@ -77,9 +77,9 @@ class CrawlRunner:
     ) -> None:
         """Read `windows` and pass what the lake does not have to `sink`. `target` is the target watermark."""
 
-        async def observe(batch: CommitBatch) -> Commit | None:
+        async def observe(batch: CommitBatch) -> None:
             self.unproven += [completed.window for completed in batch.windows if not completed.is_consistent]
-            return await sink(batch)
+            await sink(batch)
 
         clock = self._client.clock
         crawler = Crawler(self._client, options, run_id=self._run_id, lookup=lookup, now_us=clock.now_or_local)

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from pipeline.client.client import Client
-    from pipeline.crawl.batcher import Commit
     from pipeline.crawl.models import CommitBatch, Identity, RefetchRequest
     from pipeline.crawl.windows import Window
     from pipeline.lake.lake import Lake
@@ -212,7 +211,7 @@ class RunSession:
         """Read `windows` up to the target watermark and commit the files that the lake does not have."""
         publishing = asyncio.ensure_future(self.ledger_thread.call(self._publish_if_behind))
 
-        async def store(batch: CommitBatch) -> Commit:
+        async def store(batch: CommitBatch) -> None:
             if publishing.done():
                 publishing.result()  # a catalog that cannot be written ends the run before more is fetched
             written = await self.sink.write(batch)
@@ -220,18 +219,14 @@ class RunSession:
                 await self.prove_account(written.tenants)
             if self.settings.strict:
                 await self.ledger_thread.call(self._refuse_new_misfits, written.drift)
-
-            async def commit() -> None:
-                self.crawls.stats.rejects += len(written.rejects)
-                await self.sink.commit(batch, written, self._count_so_far(), self.crawls.read_progress())
-                if time.monotonic() - self._published <= PUBLISH_EVERY_SECONDS:
-                    return
-                if written.rows_pending:
-                    self.sink.is_flush_due = True
-                else:
-                    await self.ledger_thread.call(self.publish, complete=False)
-
-            return commit
+            self.crawls.stats.rejects += len(written.rejects)
+            await self.sink.commit(batch, written, self._count_so_far(), self.crawls.read_progress())
+            if time.monotonic() - self._published <= PUBLISH_EVERY_SECONDS:
+                return
+            if written.rows_pending:
+                self.sink.is_flush_due = True
+            else:
+                await self.ledger_thread.call(self.publish, complete=False)
 
         identity = await self.ledger_thread.call(self.identity)
         await self._choose_texts_source(identity)

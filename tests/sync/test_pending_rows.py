@@ -13,7 +13,7 @@ from pipeline.lake import raw_documents
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.parts import RowBuffer
-from pipeline.sync import batch_sink, batch_writer, writer_process
+from pipeline.sync import batch_sink, batch_writer
 from pipeline.sync.batch_writer import BatchWriter
 from schemas.tables import TABLES
 from schemas.timestamps import now_us
@@ -34,8 +34,8 @@ class Worker:
 
     def __init__(self, _name: str, _code: str, root: str, **_: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(writer_process, "serve", partial(setattr, self, "exchange"))
-            writer_process.main(root)
+            patch.setattr(batch_writer, "serve", partial(setattr, self, "exchange"))
+            batch_writer.main(root)
 
     def close(self) -> None:
         """End without what is pending."""
