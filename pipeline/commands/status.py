@@ -55,7 +55,6 @@ class Freshness(Struct, frozen=True):
     deleted_files: int = 0
     rejects: int = 0
     last_verify_at: datetime | None = None
-    missing_includes: str | None = None
 
 
 class RunStatus(Struct, frozen=True):

@@ -157,8 +157,7 @@ class Crawler:
         self.stats.inconsistent_windows += not result.is_consistent
         await self._in_flight.submit(result.items, pending)
         if not result.sub_windows:
-            for _ in pending.rejects:
-                self._count_reject()
+            self.stats.rejects += len(pending.rejects)
             batcher.add_window(pending)
         return result.sub_windows
 
@@ -195,15 +194,6 @@ class Crawler:
         elif (tombstone := await self._fetcher.check_deleted(key)) is not None:
             batcher.add_deleted(tombstone)
 
-    def _count_reject(self) -> None:
-        self.stats.rejects += 1
-        max_rejects = self._options.max_rejects
-        if max_rejects is not None and self.stats.rejects > max_rejects:
-            raise ProtocolError(
-                f"The run has more than {max_rejects} rejects (max_rejects).",
-                hint="Check meta.rejects; raise max_rejects if they are acceptable.",
-            )
-
     # Fetching
 
     async def _fetch_file(self, batcher: Batcher) -> int:
@@ -219,7 +209,7 @@ class Crawler:
 
     def _update_stats(self, result: FetchResult) -> None:
         if result.reject is not None:
-            self._count_reject()
+            self.stats.rejects += 1
         elif result.version is None:
             self.stats.deleted += 1
         else:

@@ -160,7 +160,6 @@ def _write_freshness(db: duckdb.DuckDBPyConnection, ledger: Ledger, spec: Catalo
         "last_run_state": run.state if run else None,
         "last_run_ended_at": run.ended_at if run else None,
         "last_verify_at": properties.last_verify_at,
-        "missing_includes": ", ".join(properties.missing_includes) or None,
         "texts_from": properties.texts_from,
         CATALOG_FORMAT[0]: describe_format(),
     }

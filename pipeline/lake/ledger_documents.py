@@ -24,11 +24,11 @@ from pipeline.lake.models import Commit, LakeProperties
 from pipeline.lake.parts import RAW_TABLE, describe_part
 from pipeline.lake.raw_documents import iter_commits, iter_raw_batches
 from pipeline.logs import get_logger
-from schemas.tables import ABSENT, COMMIT_SEQ_COLUMN, DELETED, FILES, RAW, UPLOADS
+from schemas.tables import ABSENT, COMMIT_SEQ_COLUMN, DELETED, FILES, RAW
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from pipeline.lake.layout import LakeLayout
@@ -243,8 +243,6 @@ class _CommitRecords(Struct):
 
     definitions: dict[str, int]
     drift: list[Commit] = field(default_factory=list)
-    tenants: set[int] = field(default_factory=set)
-    has_detail_forms: bool = False
     has_shared_ids: bool = False
 
     def add_parts(self, layout: LakeLayout, parts: Iterable[Part]) -> dict[str, str]:
@@ -267,14 +265,7 @@ class _CommitRecords(Struct):
         if flat.drift:
             at = max(version.fetched_at for version in commit.versions)
             self.drift.append(Commit(commit.seq, commit.run_id, at, drift=flat.drift))
-        self.has_detail_forms |= flat.has_detail_forms
-        self._add_keys(flat.tables)
-
-    def _add_keys(self, tables: Mapping[str, pa.Table]) -> None:
-        """Add the tenants of uploads, and whether the instance is the key of a file."""
-        if (uploads := tables.get(UPLOADS.name)) is not None:
-            self.tenants |= set(uploads["tenant_id"].unique().to_pylist()) - {None}
-        if (files := tables.get(FILES.name)) is not None:
+        if (files := flat.tables.get(FILES.name)) is not None:
             names = ("file_id", "instance_file_id", "service_id")
             ids = zip(*(files[name].to_pylist() for name in names), strict=True)
             self.has_shared_ids |= any(file_id == instance != service for file_id, instance, service in ids)
@@ -288,8 +279,6 @@ class _CommitRecords(Struct):
         properties = _read_properties(db)
         ledger_writes.set_properties(
             db,
-            tenants=sorted(self.tenants.union(properties.tenants)),
-            has_detail_forms=self.has_detail_forms or properties.has_detail_forms,
             identity="file_id" if self.has_shared_ids else properties.identity,
         )
 

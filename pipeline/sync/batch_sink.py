@@ -34,7 +34,6 @@ class BatchSink:
         self._clock = clock
         self._writer = BatchWriter(lake.layout)
         self.texts_from_list = False
-        self.has_detail_forms = False
         self._definitions: set[str] = set()
         self._has_lost_batch = False  # the writer may have rows of a batch that was not committed
         self.is_flush_due = False
@@ -65,7 +64,6 @@ class BatchSink:
         self.is_flush_due = False
         written = self._writer.write(request)
         self._definitions |= written.definitions
-        self.has_detail_forms |= written.has_detail_forms
         return written
 
     async def commit(

@@ -20,7 +20,6 @@ from pipeline.lake.row_buffer import RowBuffer
 from pipeline.logs import get_logger
 from pipeline.worker_process import WorkerProcess, serve
 from schemas.file_versions import version_digest
-from schemas.tables import UPLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,8 +61,7 @@ class FlushRequest(Struct, frozen=True):
 class WriteResult(Struct, frozen=True):
     """Message from the writer: parts on disk, rejects, drift; digests of the list items in the order of versions.
 
-    `has_detail_forms`: a detail had a submitted form. `tenants` are those of the uploads. `rows_pending`: the parts
-    lack the rows of this batch; otherwise they have the pending rows of earlier batches too.
+    `rows_pending`: the parts lack the rows of this batch; otherwise they have the pending rows of earlier batches too.
     """
 
     commit_seq: int
@@ -72,8 +70,6 @@ class WriteResult(Struct, frozen=True):
     rejects: tuple[Reject, ...]
     drift: Mapping[tuple[str, str, str], int]
     definitions: frozenset[str]
-    has_detail_forms: bool
-    tenants: frozenset[int]
     rows_pending: bool = False
 
     @property
@@ -98,8 +94,6 @@ def write_batch(layout: LakeLayout, request: WriteRequest, buffer: RowBuffer | N
     )
     unreadable = {reject.file_id for reject in flat.rejects}
     versions = [version for version in request.versions if version.file_id not in unreadable]
-    uploads = flat.tables.get(UPLOADS.name)
-    tenants = frozenset() if uploads is None else frozenset(uploads["tenant_id"].unique().to_pylist()) - {None}
     write_part = partial(parts.write_part, layout, run_id=run_id, seq=commit_seq)
     digests = tuple(version_digest(version.list_item or b"") for version in versions)
     write_raw_part = partial(parts.write_raw_part, layout, texts_from_list=request.texts_from_list)
@@ -122,8 +116,6 @@ def write_batch(layout: LakeLayout, request: WriteRequest, buffer: RowBuffer | N
         rejects=flat.rejects,
         drift={(drift.table, drift.key, drift.kind): count for drift, count in flat.drift.items()},
         definitions=flat.definitions,
-        has_detail_forms=flat.has_detail_forms,
-        tenants=tenants,
         rows_pending=buffer is not None and buffer.has_rows,
     )
 

@@ -39,7 +39,6 @@ def crawl_options(settings: Settings, identity: Identity) -> CrawlOptions:
         commit_every_files=COMMIT_EVERY_FILES,
         commit_every_seconds=COMMIT_EVERY_SECONDS,
         workers=settings.max_concurrency,
-        max_rejects=settings.max_rejects,
     )
 
 

@@ -28,7 +28,7 @@ from pipeline.lake.models import RunRecord
 from pipeline.lake.retention import RetentionRules
 from pipeline.lake.rollback import check_not_paused
 from pipeline.logs import get_logger
-from pipeline.sync.account_check import check_tenants
+from pipeline.sync.account_check import check_same_account
 from pipeline.sync.batch_sink import BatchSink
 from pipeline.sync.crawl_runner import CrawlRunner, crawl_options
 from pipeline.sync.differences import has_lost_too_many
@@ -36,12 +36,11 @@ from pipeline.sync.lang_probe import find_texts_source
 from pipeline.sync.target import repair_watermark, target_by_clock, warn_of_clock
 from pipeline.sync.worker_thread import WorkerThread
 from pipeline.version import __version__
-from schemas.includes import INCLUDES
 from schemas.requests import FileQuery
 from schemas.timestamps import SECOND, new_run_id, now_us
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from pipeline.client.client import Client
     from pipeline.crawl.models import CommitBatch, Identity, RefetchRequest
@@ -111,8 +110,6 @@ class RunSession:
         self._started = self._published = self._target_fixed_at = time.monotonic()
         self._is_catalog_current = False
         self.list_is_empty = False  # as the first call has found
-        self.is_account_proven = False
-        """Whether the tenants of the service's uploads are the lake's, or new ones are accepted."""
 
     @property
     def ledger(self) -> Ledger:
@@ -186,6 +183,11 @@ class RunSession:
                 " `scanlake verify --accept-deletions` (with --accept-new-base-url, if that is new).",
             )
 
+    async def check_same_account(self) -> None:
+        """Raise `SettingsError` if nothing shows that the service has the lake's files; see `account_check`."""
+        may_fetch_details = self.settings.fetch_details != "never"
+        await check_same_account(self.client, self.lake, self.ledger_thread, may_fetch_details=may_fetch_details)
+
     async def bind_lake(self) -> None:
         """Record service and language as those of the lake.
 
@@ -215,10 +217,6 @@ class RunSession:
             if publishing.done():
                 publishing.result()  # a catalog that cannot be written ends the run before more is fetched
             written = await self.sink.write(batch)
-            if written.digests:
-                await self.prove_account(written.tenants)
-            if self.settings.strict:
-                await self.ledger_thread.call(self._refuse_new_misfits, written.drift)
             self.crawls.stats.rejects += len(written.rejects)
             await self.sink.commit(batch, written, self._count_so_far(), self.crawls.read_progress())
             if time.monotonic() - self._published <= PUBLISH_EVERY_SECONDS:
@@ -245,27 +243,6 @@ class RunSession:
             raise
         await publishing
 
-    async def prove_account(self, tenants: frozenset[int] = frozenset()) -> None:
-        """Raise `SettingsError` before anything is stored, if tenants show another account; record new tenants."""
-        if not self.is_account_proven and self.settings.fetch_details != "never":
-            await check_tenants(self.client, self.lake, self.ledger_thread, tenants)
-            self.is_account_proven = True
-        await self.ledger_thread.call(self._record_tenants, tenants)
-
-    def _record_tenants(self, tenants: frozenset[int]) -> None:
-        if not tenants.issubset(known := self.ledger.properties.tenants):
-            self.ledger.set_properties(tenants=sorted(tenants.union(known)))
-
-    def _refuse_new_misfits(self, drift: Mapping[tuple[str, str, str], int]) -> None:
-        """Raise `ProtocolError` if values do not fit a column that every value of the lake has fitted so far."""
-        known = self.ledger.misfit_keys()
-        for (table, key, kind), count in sorted(drift.items()):
-            if kind == "type_mismatch" and (table, key) not in known:
-                raise ProtocolError(
-                    f"{table}.{key}: {pluralize(count, 'value')} of another type than the interface has.",
-                    hint="Run without strict to store such values as they are; meta.misfits then lists them.",
-                )
-
     async def _choose_texts_source(self, identity: Identity) -> None:
         """Find out, once per run, whether list or detail has the texts in `lang`."""
         if not self.settings.lang:
@@ -290,26 +267,11 @@ class RunSession:
 
     def finish(self, state: str, error: str | None = None) -> SnapshotRecord:
         """Record the run's result, publish a snapshot, and delete expired snapshots and parts."""
-        self._record_missing_includes()
         self.ledger.update_run(**asdict(self.update_record(state, error)))
         snapshot = self.publish(complete=state == "done")
         rules = RetentionRules.from_settings(self.settings)
         retention.expire_snapshots(self.lake.layout, self.ledger, rules, now=time.time())
         return snapshot
-
-    def _record_missing_includes(self) -> None:
-        """Record, and warn of, left-out includes that the list alone serves: no other call brings them."""
-        properties = self.ledger.properties
-        has_detail_forms = properties.has_detail_forms or self.sink.has_detail_forms
-        missing = missing_includes(self.settings, has_detail_forms=has_detail_forms)
-        if missing != properties.missing_includes or has_detail_forms != properties.has_detail_forms:
-            self.ledger.set_properties(missing_includes=missing, has_detail_forms=has_detail_forms)
-        if missing:
-            _log.warning(
-                "include.left_out",
-                includes=", ".join(missing),
-                hint="Only the list has them, so the lake has none. Add them to `includes`, then run sync --full.",
-            )
 
     def _record_failure(self, error: ScanlakeError) -> None:
         """Record the failure and publish what was committed, if anything was. A full disk may prevent either."""
@@ -393,17 +355,6 @@ class RunSession:
         )  # fmt: skip
         fields = {name: getattr(self.record, name) for name in names}
         _log.info("run.finished", **fields, requests=self.client.stats.requests, seconds=self.record.seconds)
-
-
-def missing_includes(settings: Settings, *, has_detail_forms: bool) -> tuple[str, ...]:
-    """Return the left-out includes that no detail call makes up for.
-
-    Details are full information but for geocoding (4.1) and, in many deployments, forms.
-    """
-    served: set[str] = set(settings.includes)
-    if settings.fetch_details != "never":
-        served.update(("uploads", "fields", "locations", "workflows"), ("forms",) * has_detail_forms)
-    return tuple(name for name in INCLUDES if name not in served)
 
 
 def _check_same_service(ledger: Ledger, settings: Settings, *, accept_new_base_url: bool) -> None:

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from pipeline.crawl.models import SharedFileIdError
 from pipeline.crawl.windows import ALL_TIME, Window, uncovered_windows
 from pipeline.errors import TimeLimitReachedError
-from pipeline.sync.account_check import check_same_account
 from pipeline.sync.refetches import read_refetch_requests
 from pipeline.sync.run import open_run
 from pipeline.sync.target import correct_watermark
@@ -81,8 +80,7 @@ async def sync(
     ) as run:
         target = await run.fix_target_watermark()
         await run.check_list_has_not_shrunk()
-        may_fetch_details = settings.fetch_details != "never"
-        await check_same_account(run.client, lake, run.ledger_thread, may_fetch_details=may_fetch_details)
+        await run.check_same_account()
         await run.bind_lake()
         windows = await run.ledger_thread.call(_choose_windows, run, time_range)
         refetches = await run.ledger_thread.call(read_refetch_requests, run.ledger)
