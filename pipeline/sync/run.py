@@ -164,7 +164,10 @@ class RunSession:
         page = await self.client.list_files(FileQuery(limit=1))
         self.crawls.files_in_service = page.total
         self.list_is_empty = not page.items
-        self.sink.prestart((page.total or 0) - await self.ledger_thread.call(self.ledger.count_file_versions))
+        stored = await self.ledger_thread.call(self.ledger.count_file_versions)
+        if await self.ledger_thread.call(self.watermark_us) is None:
+            self.crawls.files_before = stored
+        self.sink.prestart((page.total or 0) - stored)
         warn_of_clock(self.client.clock)
         self._target_fixed_at = time.monotonic()
         return target_by_clock(self.client.clock, self.settings, at=self._target_fixed_at)

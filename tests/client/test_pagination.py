@@ -1,4 +1,4 @@
-"""Whether there is a next page, in every spelling, and files of all pages as typed objects."""
+"""Whether there is a next page, in every spelling, and files of all pages as their bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.client import Client
+from pipeline.client.client import Client
 from pipeline.client.protocol import Response, parse_list
 from pipeline.emulator import Emulator, make_quirks
 from schemas.requests import FileQuery
@@ -92,7 +92,7 @@ async def test_no_file_comes_twice(files: int, limit: int, settings: dict[str, A
         Emulator(files, seed=SEED, quirks=make_quirks(settings=settings)) as emulator,
         Client(emulator.base_url, emulator.token) as client,
     ):
-        ids = [file.id async for file in client.iter_items(FileQuery(limit=limit))]
+        ids = [file.id async for page in client.iter_pages(FileQuery(limit=limit)) for file in page.items]
         assert fewest <= len(set(ids)) == len(ids) <= most
         assert emulator.counts["list"] == (10 if limit == 20 else 5)
 
@@ -101,7 +101,7 @@ async def test_instances_that_share_an_id_are_different_files() -> None:
     """Two entries with one id and two instance ids are two files."""
     quirks = make_quirks("instances")
     async with Emulator(120, seed=SEED, quirks=quirks) as emulator, Client(emulator.base_url, emulator.token) as client:
-        files = [file async for file in client.iter_items(FileQuery())]
+        files = [file async for page in client.iter_pages(FileQuery()) for file in page.items]
         assert len(files) == 120
         assert len({file.id for file in files}) < 120
         assert {file.instance_id for file in files} == {each["key"] for each in emulator.truth()}
