@@ -96,15 +96,7 @@ class CallRunner(Struct, frozen=True):
             max_retry_after_seconds=options.max_retry_after_seconds,
             learned=learned,
         )
-        policy = RetryPolicy(
-            max_attempts=options.max_attempts,
-            total_deadline_seconds=options.total_deadline_seconds,
-            initial_connect_seconds=options.initial_connect_seconds,
-            max_retry_after_seconds=options.max_retry_after_seconds,
-            max_silence_seconds=options.max_silence_seconds,
-            time_source=time_source or TimeSource(),
-        )
-        return cls(send, limiter, policy, stats, redactor)
+        return cls(send, limiter, RetryPolicy(options, time_source or TimeSource()), stats, redactor)
 
     async def run(self, call: ApiCall[Value]) -> Value:
         """Return the call's value, after retries if it is idempotent."""
@@ -130,7 +122,7 @@ class CallRunner(Struct, frozen=True):
     def _is_postponed(self, call: ApiCall[Any], error: AttemptError) -> bool:
         """Return whether a share or an order must wait longer than any call may: a later run repeats it."""
         seconds = error.retry_after if isinstance(error, ThrottledError) and not call.is_idempotent else None
-        return seconds is not None and seconds > self.retry_policy.max_retry_after_seconds
+        return seconds is not None and seconds > self.retry_policy.options.max_retry_after_seconds
 
     def _count_retry(self) -> None:
         self.stats.retries += 1

@@ -29,10 +29,6 @@ SPARE_CONNECTIONS: Final = 8
 _DOWNLOAD_SECONDS: Final = 3_600.0
 
 
-class PrivateLinkError(ProtocolError):
-    """The link itself leads to a private address: nothing was sent."""
-
-
 class Link(Struct, frozen=True):
     """A link that may be requested: absolute, and its origin."""
 
@@ -89,7 +85,7 @@ class Downloader:
             ),
             timeout=aiohttp.ClientTimeout(
                 total=_DOWNLOAD_SECONDS,
-                sock_connect=options.first_connect_seconds,
+                sock_connect=options.connect_timeout_seconds,
                 sock_read=options.attempt_timeout_seconds,
             ),
             headers={"User-Agent": options.user_agent, "Accept": self._accept, "Accept-Encoding": "identity"},
@@ -115,7 +111,7 @@ class Downloader:
         """
         if self.session is None:
             raise RuntimeError("use the client as an asynchronous context: async with Client(...)")
-        for redirects in range(MAX_REDIRECTS + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             download.reset()
             try:
                 await self._resolver.resolve_service_host()
@@ -124,7 +120,7 @@ class Downloader:
                 has_token, (url, secrets) = self._needs_token, self._authorize(link)
                 async with self.session.get(url, allow_redirects=False, proxy=proxy, headers=secrets) as answer:
                     status, headers = answer.status, answer.headers
-                    start = await self._body_reader.stream_to(answer, download, call.label) if status == 200 else b""
+                    start = await self._body_reader.stream_to(answer, download) if status == 200 else b""
             except AIOHTTP_EXCEPTIONS as error:
                 attempt_error = map_aiohttp_exception(error)
                 is_private = isinstance(getattr(error, "os_error", error), PrivateAddressError)
@@ -140,8 +136,7 @@ class Downloader:
                     return response
                 continue
             if is_private:
-                error_type = ProtocolError if redirects else PrivateLinkError
-                raise error_type(f"The service named {self._subject} with a private address.")
+                raise ProtocolError(f"The service named {self._subject} with a private address.")
             raise attempt_error  # outside of the handler, so that aiohttp's exception is not its context
         raise ProtocolError(f"{call.label}: redirected more than {MAX_REDIRECTS} times.")
 

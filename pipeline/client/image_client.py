@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pipeline.client.body_reader import BodyReader
 from pipeline.client.calls import ApiCall, CallRunner, RequestStats
-from pipeline.client.downloader import Downloader, PrivateLinkError
+from pipeline.client.downloader import Downloader
 from pipeline.client.image_downloads import ImageAnswer, ImageDownload, ImageTarget, RefusedImage
 from pipeline.client.options import ClientOptions, check_base_url
 from pipeline.client.token_redactor import TokenRedactor
@@ -87,11 +87,8 @@ class ImageClient:
         if (runner := self._runners.get(link.origin)) is None:
             runner = CallRunner.create(send, self._options, self.stats, self._redactor, time_source=self._time_source)
             self._runners[link.origin] = runner
-        is_sent = True
+        self.stats.other += 1
         try:
             return await replace(runner, send=send).run(ApiCall("GET image", link.address, download.result))
         except ProtocolError as error:
-            is_sent = not isinstance(error, PrivateLinkError)
             return RefusedImage(error.message.rstrip("."))
-        finally:
-            self.stats.other += is_sent

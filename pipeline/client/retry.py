@@ -8,7 +8,6 @@ after a long silence of the host: many calls that each wait for the budget would
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import time
 from dataclasses import dataclass, field
@@ -22,6 +21,8 @@ from pipeline.logs import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from pipeline.client.options import ClientOptions
 
 _log = get_logger()
 Value = TypeVar("Value")
@@ -67,7 +68,7 @@ class RetryBudget:
         return max(0.0, -self._balance / BUDGET_PER_SECOND)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class RetryPolicy:
     """The limits of all calls.
 
@@ -75,11 +76,7 @@ class RetryPolicy:
     measured, beside about 200 us for the request itself.
     """
 
-    max_attempts: int = 6
-    total_deadline_seconds: float = 300.0
-    initial_connect_seconds: float = 15.0
-    max_retry_after_seconds: float = 900.0
-    max_silence_seconds: float = math.inf  # no call is repeated later after the start of the host's silence
+    options: ClientOptions
     time_source: TimeSource = TimeSource()
     was_answered: bool = False  # the service has sent any answer at all
     silent_since: float | None = None  # start of the first attempt that failed since the last sign of life
@@ -99,7 +96,7 @@ class RetryPolicy:
     def silence_left(self) -> float:
         """Return the seconds until the host has been silent for too long: then each call has a last attempt."""
         silence = 0.0 if self.silent_since is None else self.time_source.clock() - self.silent_since
-        return max(0.0, self.max_silence_seconds - silence)
+        return max(0.0, self.options.max_silence_seconds - silence)
 
     async def retry(
         self,
@@ -152,7 +149,7 @@ class _RetryState(Struct):
         """Return a pause with full jitter. The rate limiter holds back all calls for `Retry-After`, this one too."""
         policy, error = self.policy, _error_of(call)
         if isinstance(error, ThrottledError):
-            self.retry_after_total += min(error.retry_after or 0.0, policy.max_retry_after_seconds)
+            self.retry_after_total += min(error.retry_after or 0.0, policy.options.max_retry_after_seconds)
             if not error.is_overload:
                 self.throttles += 1
                 return policy.time_source.random() * _MAX_THROTTLE_JITTER_SECONDS
@@ -162,14 +159,14 @@ class _RetryState(Struct):
 
     def is_exhausted(self, call: tenacity.RetryCallState) -> bool:
         """Return whether attempts or time are used up. No pause begins that would end after the deadline."""
-        policy = self.policy
-        if self.failures >= policy.max_attempts or self.throttles >= policy.max_attempts * _THROTTLE_ATTEMPT_FACTOR:
+        policy, options = self.policy, self.policy.options
+        if self.failures >= options.max_attempts or self.throttles >= options.max_attempts * _THROTTLE_ATTEMPT_FACTOR:
             return True
-        deadline = policy.total_deadline_seconds + min(self.retry_after_total, 2 * policy.max_retry_after_seconds)
+        deadline = options.total_deadline_seconds + min(self.retry_after_total, 2 * options.max_retry_after_seconds)
         if not policy.was_answered and (kind := _error_of(call).kind) in _UNREACHABLE:
             if kind == "handshake" and self.failures >= _MAX_FIRST_HANDSHAKES:
                 return True
-            deadline = min(deadline, policy.initial_connect_seconds)
+            deadline = min(deadline, options.initial_connect_seconds)
         return not policy.silence_left() or policy.time_source.clock() + call.upcoming_sleep - self.started > deadline
 
 

@@ -84,7 +84,7 @@ async def test_a_proxy_is_no_way_to_private_addresses(tmp_path: Path, monkeypatc
                     link = await asking.download(link, IncomingFile(tmp_path))  # type: ignore[assignment]
                 assert isinstance(link, RefusedImage), private
                 assert "private" in link.reason
-            assert (proxy.asked, asking.stats.requests) == ([], 0)
+            assert proxy.asked == []
         # The host of the service may be a private one: the user has named it.
         for host, other in (("service.example", "images.invalid"), ("localhost", "localhost")):
             async with ImageClient(f"https://{host}", "token", options=options, time_source=TimeSource()) as asking:
