@@ -19,8 +19,14 @@ from pipeline.client.body_reader import BodyReader
 from pipeline.client.calls import ApiCall, CallRunner, RequestStats
 from pipeline.client.clock import ServiceClock
 from pipeline.client.connections import ServiceConnections
-from pipeline.client.downloader import SPARE_CONNECTIONS, Credentials, Downloader
-from pipeline.client.downloads import DownloadedReport, PdfDownload, ReportNotReady
+from pipeline.client.downloader import (
+    SPARE_CONNECTIONS,
+    Credentials,
+    DownloadedReport,
+    Downloader,
+    PdfDownload,
+    ReportNotReady,
+)
 from pipeline.client.errors import AIOHTTP_EXCEPTIONS, map_aiohttp_exception
 from pipeline.client.options import GIB, ClientOptions, check_base_url, check_token
 from pipeline.client.protocol import (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.client.allowed_urls import SafeResolver
 from pipeline.client.body_reader import decode_body
-from pipeline.client.downloads import DownloadedReport, ReportNotReady
+from pipeline.client.downloader import DownloadedReport, ReportNotReady
 from pipeline.client.errors import AttemptError, RetriesExhaustedError
 from pipeline.errors import ProtocolError
 from tests.client.scripted_server import Close, Wait, answer, scripted
