@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
-from pipeline.client.image_downloads import find_type
+from pipeline.client.image_client import find_type
 from pipeline.errors import StorageError
 from pipeline.formatting import format_bytes
 from pipeline.images.storing import StoreResult

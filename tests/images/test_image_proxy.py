@@ -10,8 +10,7 @@ import duckdb
 import pytest
 
 from pipeline.client.errors import RetriesExhaustedError
-from pipeline.client.image_client import ImageClient
-from pipeline.client.image_downloads import DownloadedImage, RefusedImage
+from pipeline.client.image_client import DownloadedImage, ImageClient, RefusedImage
 from pipeline.client.options import ClientOptions
 from pipeline.client.retry import TimeSource
 from pipeline.emulator import Emulator, ImageOptions
