@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final
 from pipeline.client.protocol import ListItem
 from pipeline.crawl.batcher import Batcher
 from pipeline.crawl.details import DetailFetcher, FetchResult
-from pipeline.crawl.fetch_workers import FetchWorkers
-from pipeline.crawl.in_flight import InFlightFiles
+from pipeline.crawl.in_flight import FetchWorkers, InFlightFiles
 from pipeline.crawl.listing import WindowReader
 from pipeline.crawl.models import CrawlStats, ListedWindow, ListObservation, SharedFileIdError, parse_reference
 from pipeline.crawl.windows import ALL_TIME

@@ -12,8 +12,7 @@ from pipeline.client.protocol import ListItem
 from pipeline.crawl import batcher
 from pipeline.crawl.batcher import Batcher
 from pipeline.crawl.details import FetchResult
-from pipeline.crawl.fetch_workers import FetchWorkers
-from pipeline.crawl.in_flight import InFlightFiles
+from pipeline.crawl.in_flight import FetchWorkers, InFlightFiles
 from pipeline.crawl.models import CrawlStats, ListedWindow
 from pipeline.crawl.windows import ALL_TIME, Window
 from pipeline.emulator import Emulator
