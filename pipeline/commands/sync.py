@@ -24,9 +24,8 @@ from pipeline.publish_outcome import PublishOutcome
 from pipeline.results import to_json_value
 from pipeline.run_summaries import format_sync_summary, format_verification
 from pipeline.settings import Settings, require_base_url
-from pipeline.sync.regular_verify import VerifyStopped, verify_if_due
 from pipeline.sync.sync import SyncSummary, TimeRange, sync
-from pipeline.sync.verify import VerifyResult
+from pipeline.sync.verify import VerifyResult, VerifyStopped, verify_if_due
 from pipeline.time_bounds import parse_range
 
 GROUP: Final = "Fetch data"

@@ -23,7 +23,7 @@ from pipeline.lake.layout import LakeLayout
 from pipeline.lake.parts import RAW_TABLE, encode_documents
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.sync.crawl_runner import crawl_options
-from pipeline.sync.regular_verify import is_due
+from pipeline.sync.verify import is_due
 from pipeline.sync.watermark import remove_lookback
 from schemas.file_versions import FileVersion, version_digest
 from schemas.requests import FileQuery

@@ -18,7 +18,7 @@ from pipeline.client.protocol import Detail, NotFound
 from pipeline.crawl.details import detail_for_key, max_deletions
 from pipeline.crawl.models import CrawlOptions, RefetchRequest, SharedFileIdError, parse_reference
 from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps
-from pipeline.errors import ScanlakeError, SettingsError
+from pipeline.errors import ScanlakeError, SettingsError, TimeLimitReachedError
 from pipeline.lake.lookups import read_details
 from pipeline.lake.models import VerificationRecord
 from pipeline.logs import get_logger
@@ -35,7 +35,7 @@ from pipeline.sync.refetches import read_refetch_requests
 from pipeline.sync.run import open_run
 from schemas.file_versions import Tombstone, same_content
 from schemas.requests import MAX_LIMIT
-from schemas.timestamps import SECOND, to_datetime
+from schemas.timestamps import DAY, SECOND, now_us, to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,15 +43,46 @@ if TYPE_CHECKING:
 
     from pipeline.crawl.models import CommitBatch
     from pipeline.lake.lake import Lake
+    from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.lake.models import FileVersionRecord
     from pipeline.progress import Progress
     from pipeline.settings import Settings
     from pipeline.sync.run import RunSession
+    from pipeline.sync.sync import SyncSummary
 
 _log = get_logger()
 _MAX_KNOWN_FILES_PER_WINDOW: Final = MAX_LIMIT * 9 // 10
 """Stored files per window. The rest of a page is room for files that the lake does not have."""
 _FILES_PER_ROUND: Final = 256  # files fetched by id concurrently; the rate limiter decides how many at a time
+
+
+class VerifyStopped(Struct, frozen=True):
+    """A regular verify that ended at `max_duration_seconds`: a planned stop, without a result."""
+
+    error: str
+    state: str = "stopped"
+
+
+def is_due(ledger: LedgerQueries, settings: Settings) -> bool:
+    """Return whether the last verify, or the first sync, was more than `verify_every_days` ago."""
+    last = ledger.properties.verified_or_synced_at
+    days = settings.verify_every_days
+    return bool(days) and last is not None and abs(now_us() - last) >= days * DAY  # a wrong clock may have set it
+
+
+async def verify_if_due(
+    lake: Lake, settings: Settings, token: str, summary: SyncSummary, progress: Progress
+) -> VerifyResult | VerifyStopped | None:
+    """Verify after a sync; return None if that is not due, or if the sync was stopped.
+
+    At `max_duration_seconds` the verify stops and stays due for the next sync. Raises a `ScanlakeError`.
+    """
+    if summary.state != "done" or not is_due(lake.ledger, settings):
+        return None
+    try:
+        return await verify(lake, settings, token, VerifyMode(), progress)
+    except TimeLimitReachedError as limit:
+        return VerifyStopped(limit.message)
 
 
 class VerifyMode(Struct, frozen=True):
