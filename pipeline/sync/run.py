@@ -11,6 +11,7 @@ import structlog
 from msgspec.structs import asdict, replace
 
 from pipeline.client.factory import create_client
+from pipeline.crawl.models import RefetchRequest, parse_reference
 from pipeline.errors import (
     LakeCorruptedError,
     ProtocolError,
@@ -33,7 +34,7 @@ from pipeline.sync.batch_sink import BatchSink
 from pipeline.sync.crawl_runner import CrawlRunner, crawl_options
 from pipeline.sync.differences import has_lost_too_many
 from pipeline.sync.lang_probe import find_texts_source
-from pipeline.sync.target import repair_watermark, target_by_clock, warn_of_clock
+from pipeline.sync.watermark import repair_watermark, target_by_clock, warn_of_clock
 from pipeline.sync.worker_thread import WorkerThread
 from pipeline.version import __version__
 from schemas.requests import FileQuery
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from pipeline.client.client import Client
-    from pipeline.crawl.models import CommitBatch, Identity, RefetchRequest
+    from pipeline.crawl.models import CommitBatch, Identity
     from pipeline.crawl.windows import Window
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger import Ledger
@@ -256,6 +257,19 @@ class RunSession:
         self.sink.texts_from_list = source == "list"
         await self.ledger_thread.call(self.ledger.set_properties, texts_from=source)
         _log.info("lang.texts_from", source=source, lang=self.settings.lang)
+
+    async def read_refetch_requests(self) -> list[RefetchRequest]:
+        """Return the files that a run fetches again: rejected files, and those of the refetch queue."""
+        return [
+            RefetchRequest(
+                request.file_id,
+                None if request.document is None else parse_reference(request.document),
+                request.updated_at,
+                # Only a list item can replace the list item of a file that is no longer listed.
+                request.document if request.is_list_item else None,
+            )
+            for request in await self.ledger_thread.call(self.ledger.refetch_requests)
+        ]
 
     async def lookup_versions(self, file_ids: Sequence[int]) -> dict[int, FileVersionRecord]:
         """Return the stored versions of some files."""

@@ -10,10 +10,8 @@ from msgspec.structs import replace
 from pipeline.crawl.models import SharedFileIdError
 from pipeline.crawl.windows import ALL_TIME, Window, uncovered_windows
 from pipeline.errors import TimeLimitReachedError
-from pipeline.sync.refetches import read_refetch_requests
 from pipeline.sync.run import open_run
-from pipeline.sync.target import correct_watermark
-from pipeline.sync.watermark import add_read_windows, advance, cap_target, remove_lookback
+from pipeline.sync.watermark import add_read_windows, advance, cap_target, correct_watermark, remove_lookback
 from schemas.timestamps import SECOND, to_datetime
 
 if TYPE_CHECKING:
@@ -83,7 +81,7 @@ async def sync(
         await run.check_same_account()
         await run.bind_lake()
         windows = await run.ledger_thread.call(_choose_windows, run, time_range)
-        refetches = await run.ledger_thread.call(read_refetch_requests, run.ledger)
+        refetches = await run.read_refetch_requests()
         try:
             try:
                 await run.crawl_and_commit(windows, target=target, refetches=refetches, renews_links=time_range.full)

@@ -31,7 +31,6 @@ from pipeline.sync.differences import (
     select_rotating_share,
     shrunken_list_error,
 )
-from pipeline.sync.refetches import read_refetch_requests
 from pipeline.sync.run import open_run
 from schemas.file_versions import Tombstone, same_content
 from schemas.requests import MAX_LIMIT
@@ -351,7 +350,7 @@ class _Verify:
         file_count = await run.ledger_thread.call(run.ledger.count_files)
         page_size = CrawlOptions(includes=run.settings.includes).query().page_size
         windows = plan_repair_windows(updates, max_windows=1 + (file_count + len(updates)) // page_size)
-        refetches = [*await run.ledger_thread.call(read_refetch_requests, run.ledger), *differences.details]
+        refetches = [*await run.read_refetch_requests(), *differences.details]
         if windows or refetches:
             await run.crawl_and_commit(windows, target=self._target, refetches=refetches)
 
