@@ -29,11 +29,10 @@ from pipeline.lake.models import RunRecord
 from pipeline.lake.retention import RetentionRules
 from pipeline.lake.rollback import check_not_paused
 from pipeline.logs import get_logger
-from pipeline.sync.account_check import check_same_account
 from pipeline.sync.batch_sink import BatchSink
 from pipeline.sync.crawl_runner import CrawlRunner, crawl_options
 from pipeline.sync.differences import has_lost_too_many
-from pipeline.sync.lang_probe import find_texts_source
+from pipeline.sync.service_checks import check_same_account, find_texts_source
 from pipeline.sync.watermark import repair_watermark, target_by_clock, warn_of_clock
 from pipeline.sync.worker_thread import WorkerThread
 from pipeline.version import __version__
@@ -188,7 +187,7 @@ class RunSession:
             )
 
     async def check_same_account(self) -> None:
-        """Raise `SettingsError` if nothing shows that the service has the lake's files; see `account_check`."""
+        """Raise `SettingsError` if nothing shows that the service has the lake's files; see `service_checks`."""
         may_fetch_details = self.settings.fetch_details != "never"
         await check_same_account(self.client, self.lake, self.ledger_thread, may_fetch_details=may_fetch_details)
 

@@ -12,7 +12,7 @@ from pipeline.emulator import Emulator, make_quirks
 from pipeline.errors import AuthenticationError, ProtocolError, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.lookups import FileIdentity
-from pipeline.sync import account_check
+from pipeline.sync import service_checks
 from pipeline.sync.verify import VerifyMode
 from tests.rows import every
 from tests.soaking import sample
@@ -61,8 +61,8 @@ def test_reference_creation_or_an_upload_prove_a_file(
 ) -> None:
     """A file is the lake's by its reference, its creation or one of its uploads, unless the two others differ."""
     document = {"scan_code": reference, "created_at": created_at, "uploads": uploads}
-    assert account_check._is_same_file(FileIdentity("R1", _NOON, frozenset({7})), document) is is_same
-    assert not account_check._is_same_file(FileIdentity(None, None), document)
+    assert service_checks._is_same_file(FileIdentity("R1", _NOON, frozenset({7})), document) is is_same
+    assert not service_checks._is_same_file(FileIdentity(None, None), document)
 
 
 @pytest.mark.parametrize(
