@@ -80,6 +80,8 @@ async def sync(
         await run.check_list_has_not_shrunk()
         await run.check_same_account()
         await run.bind_lake()
+        if time_range.is_explicit:
+            run.crawls.files_before = None  # of such a part the number of files is unknown
         windows = await run.ledger_thread.call(_choose_windows, run, time_range)
         refetches = await run.read_refetch_requests()
         try:

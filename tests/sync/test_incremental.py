@@ -82,7 +82,7 @@ async def test_since_and_until_read_a_part(lake: Path) -> None:
         assert part.watermark is None
         assert 20 <= count_files(lake) <= 24
         total = "SELECT value ->> 'total' FROM lake_property WHERE name = 'run_progress'"
-        assert asked(lake, total) == [(count_files(lake),)]
+        assert asked(lake, total) == [(None,)], "the service counts all files"
         whole = await synced(emulator, lake)
         assert whole.watermark is not None
         assert whole.details_fetched <= FILES - 20
