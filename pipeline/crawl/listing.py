@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from array import array
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from pipeline.crawl.models import parse_reference
 from pipeline.crawl.pages import (
@@ -24,7 +22,7 @@ from pipeline.errors import ProtocolError
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from pipeline.client.client import Client
     from pipeline.client.protocol import ListItem, ListPage
@@ -32,10 +30,9 @@ if TYPE_CHECKING:
     from schemas.requests import FileQuery
 
 _MAX_PASSES: Final = 5
-_PAGE_CONCURRENCY: Final = 32
 _MAX_PAGES: Final = 4_000  # of one list: a million files, or a service that reports pages without end
 _MAX_MOVED_FILES: Final = 5  # files by which a total and the pages may differ while files change
-_MAX_SAMPLED_FILES: Final = 50_000  # a window with more is split by time first, so that memory stays bounded
+_MAX_SAMPLED_FILES: Final = 20_000  # a window with more is split by time first, so that memory stays bounded
 _MAX_SPLITS: Final = 16
 _MAX_SEARCH_PAGES: Final = 8
 _MAX_SINGLE_LOOKUPS: Final = 10
@@ -69,14 +66,6 @@ class PagedList(Struct, frozen=True):
         return get_keys(self.items)
 
 
-class _Sample(Struct):
-    """What is kept of some pages: timestamps in seconds, the number of files, instance ids by id."""
-
-    timestamps: array[int] = field(default_factory=lambda: array("q"))
-    files: int = 0
-    instances: dict[int, int] = field(default_factory=dict)
-
-
 class WindowReader:
     """Reads windows, and splits those that are too large for one response."""
 
@@ -88,7 +77,6 @@ class WindowReader:
         self._options = options
         self._now = now
         self._pages = PageReader(client, options)
-        self._sampling = asyncio.Semaphore(_PAGE_CONCURRENCY)  # shared by all samples
 
     async def read(self, window: Window) -> WindowResult:
         """Read `window`, or return the sub-windows to split it into."""
@@ -143,45 +131,24 @@ class WindowReader:
         if page.items and all(item.updated_at is None for item in page.items):
             await self._pages.check_filter_is_honoured()
         elif total <= _MAX_SAMPLED_FILES:
-            sub_windows = split_by_timestamps(window, await self._sample_timestamps(window), limit)
+            sub_windows = split_by_timestamps(window, await self._sample_timestamps(window, page), limit)
             if len(sub_windows) > 1 or sub_windows[0].overflows:
                 return sub_windows
         pieces = min(max(2, total // limit), _MAX_SPLITS)
         return split_by_time(window, known=get_timestamps(page.items), now=self._now(), pieces=pieces)
 
-    async def _sample_timestamps(self, window: Window) -> Sequence[int]:
-        """Return the sorted timestamps of a window in seconds. Read by pages, so good for planning only."""
-        query = self._pages.create_query(window, cheap=True)
-        sample = _Sample()
-        page = await self._add_page(query, 1, window, sample)
-        if page.total is not None and page.items:
-            last = min(-(-page.total // len(page.items)), _MAX_PAGES)
-            for first in range(2, last + 1, _PAGE_CONCURRENCY):
-                numbers = range(first, min(first + _PAGE_CONCURRENCY, last + 1))
-                files_before = sample.files
-                await _gather(self._add_page(query, number, window, sample) for number in numbers)
-                if sample.files == files_before:
-                    break  # the list has fewer files than the service counted
-        else:
-            page_hashes = set[int]()
-            number = 1
-            while page.items and page.has_next is not False and sample.files < _MAX_SAMPLED_FILES:
-                page_hashes.add(hash(get_ids(page.items)))
-                number += 1
-                page = await self._add_page(query, number, window, sample)
-                if hash(get_ids(page.items)) in page_hashes:
-                    break  # the service repeats its pages; the timestamps read so far must do
-        if page.total is not None and sample.files + max(_MAX_MOVED_FILES, page.total // 10) < page.total:
-            self._pages.distrust_counts(page)
-        return array("q", sorted(sample.timestamps))
+    async def _sample_timestamps(self, window: Window, page: ListPage) -> Sequence[int]:
+        """Return the sorted timestamps of a window in seconds. Read by pages, so good for planning only.
 
-    async def _add_page(self, query: FileQuery, number: int, window: Window, sample: _Sample) -> ListPage:
-        async with self._sampling:
-            page = await self._pages.fetch(query, number, window)
-        self._pages.check_instances(page.items, sample.instances)
-        sample.timestamps.extend(get_timestamps(page.items))
-        sample.files += len(page.items)
-        return page
+        Empty for a list without an end. `page` is the first page with includes.
+        """
+        try:
+            pages = await self._read_all_pages(self._pages.create_query(window, cheap=True), window)
+        except ProtocolError:
+            return ()
+        if page.total is not None and len(pages.items) + max(_MAX_MOVED_FILES, page.total // 10) < page.total:
+            self._pages.distrust_counts(page)
+        return sorted(get_timestamps(pages.items))
 
     # Many pages
 
@@ -261,13 +228,3 @@ def _check_pagination_ends(page: ListPage, number: int, empty_pages: int, page_h
 def _has_version(items: dict[FileKey, ListItem], item: ListItem) -> bool:
     listed = items.get(get_key(item))
     return listed is not None and listed.updated_at == item.updated_at
-
-
-async def _gather(calls: Iterable[Coroutine[None, None, object]]) -> None:
-    try:
-        async with asyncio.TaskGroup() as group:
-            for call in calls:
-                group.create_task(call)
-    except BaseExceptionGroup as failures:
-        failure = failures.exceptions[0]
-        raise failure from failure.__cause__  # without the group around it
