@@ -95,34 +95,16 @@ def remove_span(coverage: Coverage, start: int | None, end: int | None) -> Cover
     return tuple(remaining)
 
 
-def uncovered_windows(coverage: Coverage, since: int | None, until: int | None) -> list[Window]:
-    """Return the windows of [since, until) that are not covered, oldest first."""
-    windows: list[Window] = []
-    edge, last = _low(since), _high(until)
+def uncovered_windows(coverage: Coverage) -> list[Window]:
+    """Return the windows that are not covered, oldest first."""
+    remaining: Coverage = ((None, None),)
     for start, end in coverage:
-        low, high = _low(start), _high(end)
-        if high <= edge:
-            continue
-        if low >= last:
-            break
-        if low > edge:
-            windows.append(Window(_bound(edge), start))
-        edge = high
-    if edge < last:
-        windows.append(Window(_bound(edge), until))
-    return windows
+        remaining = remove_span(remaining, start, end)
+    return [Window(start, end) for start, end in remaining]
 
 
 def _low(start: int | None) -> float:
     return -math.inf if start is None else start
-
-
-def _high(end: int | None) -> float:
-    return math.inf if end is None else end
-
-
-def _bound(second: float) -> int | None:
-    return None if math.isinf(second) else int(second)
 
 
 def split_by_timestamps(window: Window, timestamps: Sequence[int], limit: int) -> list[Window]:

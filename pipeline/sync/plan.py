@@ -122,7 +122,7 @@ def _list_windows(ledger: LedgerReader, settings: Settings) -> list[Window]:
     coverage, properties = ledger.coverage(), ledger.properties
     if properties.watermark is not None and properties.lookback_due:
         coverage = remove_lookback(coverage, properties.watermark, int(settings.lookback_seconds))
-    return list(uncovered_windows(coverage, None, None))
+    return uncovered_windows(coverage)
 
 
 def _read_cost(ledger: LedgerReader) -> _FileCost:

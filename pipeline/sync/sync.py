@@ -106,7 +106,7 @@ def _choose_windows(run: RunSession, time_range: TimeRange) -> list[Window]:
         return [ALL_TIME]
     if time_range.is_explicit:
         return [Window(time_range.since, time_range.until)]
-    return uncovered_windows(coverage, None, None)
+    return uncovered_windows(coverage)
 
 
 def _finish(run: RunSession, windows: Sequence[Window], target: int) -> SyncSummary:

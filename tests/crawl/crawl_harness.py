@@ -201,7 +201,7 @@ async def run_crawl(
     )
     if lake.watermark is not None:
         lake.coverage = remove_lookback(lake.coverage, lake.watermark, LOOKBACK)
-    windows_read = list(windows) if windows is not None else uncovered_windows(lake.coverage, None, None)
+    windows_read = list(windows) if windows is not None else uncovered_windows(lake.coverage)
     inconsistent: list[Window] = []
 
     async def store(batch: CommitBatch) -> None:
