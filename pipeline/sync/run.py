@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
@@ -108,7 +109,6 @@ class RunSession:
         self.sink = BatchSink(lake, settings, self.run_id, ledger_thread, client.clock)
         self._lookup_thread = lookup_thread
         self._started = self._published = self._target_fixed_at = time.monotonic()
-        self._is_catalog_current = False
         self.list_is_empty = False  # as the first call has found
 
     @property
@@ -153,6 +153,8 @@ class RunSession:
             raise
         _check_same_service(self.ledger, self.settings, accept_new_base_url=accept_new_base_url)
         repair_watermark(self.ledger)
+        if self._is_behind():  # an earlier run was killed between commit and publish: the next commit publishes
+            self._published = -math.inf
         self.sink.load_definitions()
         self.ledger.begin_run(self.record)
 
@@ -214,11 +216,8 @@ class RunSession:
         renews_links: bool = False,
     ) -> None:
         """Read `windows` up to the target watermark and commit the files that the lake does not have."""
-        publishing = asyncio.ensure_future(self.ledger_thread.call(self._publish_if_behind))
 
         async def store(batch: CommitBatch) -> None:
-            if publishing.done():
-                publishing.result()  # a catalog that cannot be written ends the run before more is fetched
             written = await self.sink.write(batch)
             self.crawls.stats.rejects += len(written.rejects)
             await self.sink.commit(batch, written, self._count_so_far(), self.crawls.read_progress())
@@ -236,15 +235,11 @@ class RunSession:
             await self.crawls.run(
                 windows, store, self.lookup_versions, target=target, options=options, refetches=refetches
             )
-            await self.sink.finish_rows()
         except BaseException:
             with suppress(ScanlakeError):  # the rows can be rebuilt
                 await self.sink.finish_rows()
-            await asyncio.wait({publishing})  # the error that stopped the crawl is the one to raise
-            if not publishing.cancelled():
-                publishing.exception()
             raise
-        await publishing
+        await self.sink.finish_rows()
 
     async def _choose_texts_source(self, identity: Identity) -> None:
         """Find out, once per run, whether list or detail has the texts in `lang`."""
@@ -312,15 +307,6 @@ class RunSession:
         self._published = time.monotonic()
         _log.info("snapshot.published", snapshot=snapshot.snapshot, files=snapshot.files, complete=complete)
         return snapshot
-
-    def _publish_if_behind(self) -> None:
-        """Publish before the first commit if the catalog is behind, during the fetch of the first files.
-
-        An earlier run was killed between commit and publish.
-        """
-        if not self._is_catalog_current and self._is_behind():
-            self.publish(complete=False)
-        self._is_catalog_current = True
 
     def _is_behind(self) -> bool:
         """Whether the catalog lacks a commit. A lake without commits needs no catalog yet."""
