@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
     from pydantic import SecretStr
 
+    from pipeline.client.calls import TimeSource
     from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
-    from pipeline.client.retry import TimeSource
     from schemas.requests import FileQuery, ReportRequest, ShareRequest
 
 _DNS_CACHE_SECONDS: Final = 60

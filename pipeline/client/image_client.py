@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from pipeline.client.allowed_urls import Origin
+    from pipeline.client.calls import TimeSource
     from pipeline.client.downloader import Link
     from pipeline.client.protocol import Response
-    from pipeline.client.retry import TimeSource
 
 _MAX_BYTES: Final = 100 * 1024**2  # of one picture; a larger one is refused
 _HEAD_BYTES: Final = 32  # the longest start by which types differ

@@ -65,7 +65,7 @@ def add_span(coverage: Coverage, start: int | None, end: int | None) -> Coverage
     """Return the coverage with one more span."""
     if start is not None and end is not None and end <= start:
         return coverage
-    spans = sorted([*coverage, (start, end)], key=lambda span: _low(span[0]))
+    spans = sorted([*coverage, (start, end)], key=lambda span: -math.inf if span[0] is None else span[0])
     merged: list[tuple[int | None, int | None]] = [spans[0]]
     for low, high in spans[1:]:
         last_low, last_high = merged[-1]
@@ -101,10 +101,6 @@ def uncovered_windows(coverage: Coverage) -> list[Window]:
     for start, end in coverage:
         remaining = remove_span(remaining, start, end)
     return [Window(start, end) for start, end in remaining]
-
-
-def _low(start: int | None) -> float:
-    return -math.inf if start is None else start
 
 
 def split_by_timestamps(window: Window, timestamps: Sequence[int], limit: int) -> list[Window]:

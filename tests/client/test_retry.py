@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import pytest
 
+from pipeline.client.calls import BUDGET_CAPACITY, RetryBudget, RetryPolicy, TimeSource
 from pipeline.client.client import Client
 from pipeline.client.errors import AttemptError, RequestRejectedError, ThrottledError
 from pipeline.client.options import ClientOptions
 from pipeline.client.rate_limiter import RateLimiter
-from pipeline.client.retry import BUDGET_CAPACITY, RetryBudget, RetryPolicy, TimeSource
 from pipeline.emulator import Emulator
 from schemas.requests import FileQuery, ShareRequest
 
