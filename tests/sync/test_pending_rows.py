@@ -177,3 +177,22 @@ async def test_damaged_documents_without_rows(lake: Path) -> None:
         assert 40 < len(files) < 60
         await synced(emulator, lake)
         check_equal(lake, emulator)
+
+
+async def test_what_a_killed_run_left_is_published_with_the_next_commit(
+    lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run does not end before readers see what a killed one has committed: its first commit publishes that."""
+    incomplete = "SELECT count(*) FROM snapshot WHERE NOT complete"
+    async with Emulator(40, seed=SEED) as emulator:
+        with monkeypatch.context() as patch:
+            patch.setattr(Lake, "publish", partial(fail, ProcessKilled()))
+            with pytest.raises(ProcessKilled):
+                await synced(emulator, lake)
+        emulator.world.update(emulator.world.pick_random(20))
+        await synced(emulator, lake, commit_every_files=4)
+        assert asked(lake, incomplete) == [(1,)]
+        emulator.world.update(emulator.world.pick_random(20))
+        await synced(emulator, lake, commit_every_files=4)
+        assert asked(lake, incomplete) == [(1,)], "nothing was left"
+        check_equal(lake, emulator)
