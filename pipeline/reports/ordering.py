@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from pipeline.client.downloads import ReportNotReady
+from pipeline.client.downloader import ReportNotReady
 from pipeline.client.errors import OutcomeUnknownError, RequestRejectedError, RetriesExhaustedError
 from pipeline.client.protocol import NotFound
 from pipeline.errors import AuthenticationError, ProtocolError, ScanlakeError, ServiceUnavailableError, SettingsError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from pipeline.client.client import Client
-    from pipeline.client.downloads import DownloadedReport
+    from pipeline.client.downloader import DownloadedReport
     from pipeline.client.protocol import ReportOrder
     from pipeline.lake.request_log import ReportBatch, ReportOrderRecord, RequestLog
     from pipeline.progress import Progress

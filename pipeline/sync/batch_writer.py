@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from pipeline.flatten.columns import load_casts
 from pipeline.flatten.flatten import flatten
+from pipeline.flatten.rows import load_casts
 from pipeline.lake import parts
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.row_buffer import RowBuffer
+from pipeline.lake.parts import RowBuffer
 from pipeline.logs import get_logger
 from pipeline.worker_process import WorkerProcess, serve
 from schemas.file_versions import version_digest
@@ -114,7 +114,7 @@ def write_batch(layout: LakeLayout, request: WriteRequest, buffer: RowBuffer | N
         parts=tuple(written),
         digests=digests,
         rejects=flat.rejects,
-        drift={(drift.table, drift.key, drift.kind): count for drift, count in flat.drift.items()},
+        drift=flat.drift,
         definitions=flat.definitions,
         rows_pending=buffer is not None and buffer.has_rows,
     )
