@@ -1,6 +1,7 @@
 """scanlake: a complete, queryable, provable copy of everything a file and scan service holds.
 
-`open_lake` opens a lake for queries, `sync_lake` and `sync_lake_async` update it, and `Client` is the service's client.
+`open_lake` opens a lake for queries, `sync_lake` and `sync_lake_async` update it. `Client` is the service's client, and
+takes `FileQuery`, `ShareRequest` and `ReportRequest`.
 """
 
 from __future__ import annotations
@@ -14,20 +15,28 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
     from pipeline.api import OpenLake, open_lake, sync_lake, sync_lake_async
-    from pipeline.client import Client
+    from pipeline.client.client import Client
     from pipeline.errors import ScanlakeError
+    from schemas.requests import FileQuery, ReportRequest, ShareRequest
 
 __all__ = [
     "Client",
+    "FileQuery",
     "OpenLake",
+    "ReportRequest",
     "ScanlakeError",
+    "ShareRequest",
     "__version__",
     "open_lake",
     "sync_lake",
     "sync_lake_async",
 ]
 
-_MODULES: Final = {"Client": "pipeline.client", "ScanlakeError": "pipeline.errors"}
+_MODULES: Final = {
+    "Client": "pipeline.client.client",
+    "ScanlakeError": "pipeline.errors",
+    **dict.fromkeys(("FileQuery", "ReportRequest", "ShareRequest"), "schemas.requests"),
+}
 
 
 def __getattr__(name: str) -> Any:

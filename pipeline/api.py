@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from pipeline.child_commands import create_child_error, run_command, write_line
 from pipeline.config import token_variable
-from pipeline.lake.reader import fetch_catalog_columns, fetch_dicts, open_catalog
-from pipeline.lake.user_query import check_query, translate_query_errors
+from pipeline.lake.reader import check_query, fetch_catalog_columns, fetch_dicts, open_catalog, translate_query_errors
 from pipeline.settings import PREFIX, Settings
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pipeline.formatting import format_minute, pluralize
 from pipeline.text_tables import format_table
 from schemas.timestamps import parse_instant, to_datetime
 from schemas.value_types import encode_json
-from schemas.wire import File, kind_of
+from schemas.wire import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ CHILDREN: Final = {
 }
 """Keys of a file by the include that requests them."""
 
-_VALUES: Final = tuple(name for name in File.model_fields if kind_of(File, name) is not None)
+_VALUES: Final = tuple(name for name, value in FILE.items() if value is not None)
 _INSTANTS: Final = ("_at", "_date_time")
 _STATES: Final[Mapping[object, str]] = {0: "open", "0": "open", 1: "closed", "1": "closed"}
 

@@ -111,9 +111,6 @@ def format_verification(result: VerifyResult) -> str:
         lines.append(f"  {result.untimed:,} without an update time in the list: {how}")
     elif result.uncompared:
         lines.append(f"  {result.uncompared:,} not compared: no answer")
-    if result.missing_includes:
-        names = " and ".join(result.missing_includes)
-        lines.append(f"  without {names}: left out of includes, and only the list has them; they are in no table")
     verdict = "consistent" if result.consistent else "NOT consistent"
     watermark = "-" if result.watermark is None else format_json_instant(result.watermark)
     calls = pluralize(result.requests["total"], "call")

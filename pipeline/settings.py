@@ -81,10 +81,6 @@ class Settings(BaseModel):
         description="Language of the service's texts. Fixed once the lake contains files.",
         examples=["en"],
     )
-    strict: bool = Field(
-        default=False,
-        description="End a run at the first value that does not fit its column in a place where none has so far.",
-    )
 
     max_concurrency: int = Field(
         default=512,
@@ -111,12 +107,6 @@ class Settings(BaseModel):
         description="Time limit of reading the list and what it names, in seconds. A sync stops cleanly with exit code "
         "0; the next one continues. Unset: no limit.",
         examples=[3600.0],
-    )
-    max_rejects: Annotated[int, Field(ge=0)] | None = Field(
-        default=None,
-        description="Rejects of one run, earlier ones that it tries again included; more stop it. Unset: no limit; the "
-        "run ends with exit code 4.",
-        examples=[100],
     )
 
     lookback_seconds: float = Field(

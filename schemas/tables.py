@@ -1,11 +1,11 @@
 """Tables of the lake: columns, Arrow types, comments, keys and parents.
 
-A table derives its columns from a wire model, in the model's order and with the model's names, except for renames.
-The parents' keys precede these columns; `extra` and the columns of the fetch follow.
+A table derives its columns from the keys of an object of the service (`wire`), in their order and with their names,
+except for renames. The parents' keys precede these columns; `extra` and the columns of the fetch follow.
 
 Each column has a field id, which its parts carry: readers such as Iceberg find a column by it. An id is never changed
 and never used again. Columns of the lake have their ids beside their names, columns of the service theirs by the order
-of the model's keys, so new keys go to the end of a model.
+of the keys, so new keys go to the end of an object.
 """
 
 from __future__ import annotations
@@ -29,6 +29,31 @@ _ARROW: Final = {
     value_types.NUMBER: pa.float64(),
     value_types.JSON: pa.string(),
 }
+_REFERENCES: Final = {
+    ("files", "recent_snap_id"): "uploads.id",
+    ("form_answers", "form_submit_id"): "form_submits.id",
+    ("fields", "snap_id"): "uploads.id",
+    ("workflow_runs", "workflow_id"): "workflows.id",
+    ("workflow_runs", "_definition_hash"): "workflow_definitions._definition_hash",
+    ("workflow_run_steps", "workflow_run_id"): "workflow_runs.id",
+    ("workflow_run_steps", "workflow_step_id"): "workflow_definition_steps.id",
+    ("workflow_run_steps", "workflow_id"): "workflows.id",
+    ("workflow_run_step_items", "workflow_run_id"): "workflow_runs.id",
+    ("workflow_run_step_items", "workflow_run_step_id"): "workflow_run_steps.id",
+    ("workflow_run_step_items", "entity_id"): "uploads.id",
+    ("workflow_definition_steps", "_definition_hash"): "workflow_definitions._definition_hash",
+    ("workflow_definition_steps", "workflow_id"): "workflows.id",
+    ("workflow_progress", "workflow_run_id"): "workflow_runs.id",
+    ("workflow_progress", "workflow_id"): "workflows.id",
+    ("workflow_progress", "_definition_hash"): "workflow_definitions._definition_hash",
+    ("open_workflow_runs", "workflow_run_id"): "workflow_runs.id",
+    ("open_workflow_runs", "workflow_id"): "workflows.id",
+    ("form_answers_wide", "form_submit_id"): "form_submits.id",
+    ("upload_addresses", "upload_id"): "uploads.id",
+    ("images", "upload_id"): "uploads.id",
+}
+"""Table and column to the column whose row they name."""
+_HAVE_OWN_FILES: Final = frozenset({"files", "deleted_files"})
 
 
 class MergeRule(StrEnum):
@@ -63,7 +88,8 @@ class Column(Struct, frozen=True):
 class Table:
     """A table. `key` names the identifying columns, `parent` the parent table, `merge` who speaks for the collection.
 
-    `position` separates rows with equal keys. `schema` is the catalog's schema that shows the table.
+    `position` separates rows with equal keys. `declared_keys` are the keys of the service that are not unknown: of the
+    columns, of children, and those without a column. `schema` is the catalog's schema that shows the table.
     """
 
     name: str
@@ -72,8 +98,7 @@ class Table:
     key: tuple[str, ...]
     parent: str = ""
     is_per_file: bool = True
-    model: type[wire.WireModel] | None = None
-    ignored_keys: frozenset[str] = frozenset()
+    declared_keys: frozenset[str] = frozenset()
     merge: MergeRule = MergeRule.DETAIL
     schema: str = "main"
 
@@ -94,12 +119,6 @@ class Table:
     def from_wire(self) -> tuple[Column, ...]:
         """The columns with a wire key, in order."""
         return tuple(column for column in self.columns if column.wire_key)
-
-    @cached_property
-    def declared_keys(self) -> frozenset[str]:
-        """Every wire key of the table and its children, with the ignored keys."""
-        fields = self.model.model_fields if self.model else [column.wire_key for column in self.from_wire]
-        return self.ignored_keys.union(fields)
 
 
 FIELD_ID_KEY: Final = b"PARQUET:field_id"
@@ -134,19 +153,15 @@ def _id(name: str, field_id: int, comment: str) -> Column:
     return Column(name, value_types.ID, field_id, comment)
 
 
-def _columns_from_model(
-    model: type[wire.WireModel],
-    renamed: dict[str, str] | None = None,
-    merge: dict[str, MergeRule] | None = None,
+def _columns_of(
+    keys: wire.WireKeys, renamed: dict[str, str] | None = None, merge: dict[str, MergeRule] | None = None
 ) -> tuple[Column, ...]:
     names, rules = renamed or {}, merge or {}
-    columns = []
-    for field_id, (key, field) in enumerate(model.model_fields.items(), _FIRST_WIRE_FIELD_ID):
-        kind = wire.kind_of(model, key)
-        if kind is not None:
-            rule = rules.get(key, MergeRule.DETAIL)
-            columns.append(Column(names.get(key, key), kind, field_id, field.description or "", key, rule))
-    return tuple(columns)
+    return tuple(
+        Column(names.get(key, key), value[0], field_id, value[1], key, rules.get(key, MergeRule.DETAIL))
+        for field_id, (key, value) in enumerate(keys.items(), _FIRST_WIRE_FIELD_ID)
+        if value is not None
+    )
 
 
 FILES: Final = Table(
@@ -154,7 +169,7 @@ FILES: Final = Table(
     "One row per file: its latest version.",
     (
         _FILE_ID,
-        *_columns_from_model(wire.File, {"id": "service_id", "file_id": "instance_file_id"}),
+        *_columns_of(wire.FILE, {"id": "service_id", "file_id": "instance_file_id"}),
         Column(
             "_has_detail", value_types.BOOLEAN, 11, "The row has the detail; false: only the list item.", nullable=False
         ),
@@ -162,15 +177,15 @@ FILES: Final = Table(
         *_FETCH_COLUMNS,
     ),
     ("file_id",),
-    model=wire.File,
+    declared_keys=frozenset(wire.FILE),
 )
 UPLOADS: Final = Table(
     "uploads",
     "One row per image or document scan.",
     (
         _FILE_ID,
-        *_columns_from_model(
-            wire.Upload,
+        *_columns_of(
+            wire.UPLOAD,
             merge={
                 "geocoding": MergeRule.FILLED,
                 "damage_type_desc": MergeRule.BY_LANG,
@@ -183,16 +198,15 @@ UPLOADS: Final = Table(
     ),
     ("file_id", "id"),
     "files",
-    model=wire.Upload,
-    ignored_keys=frozenset({"file_id"}),
+    declared_keys=frozenset({*wire.UPLOAD, "file_id"}),
 )
 FORM_SUBMITS: Final = Table(
     "form_submits",
     "One row per submitted form.",
-    (_FILE_ID, *_columns_from_model(wire.FormSubmit), _POSITION, _EXTRA, *_FETCH_COLUMNS),
+    (_FILE_ID, *_columns_of(wire.FORM_SUBMIT), _POSITION, _EXTRA, *_FETCH_COLUMNS),
     ("file_id", "id"),
     "files",
-    model=wire.FormSubmit,
+    declared_keys=frozenset(wire.FORM_SUBMIT),
     merge=MergeRule.FILLED,
 )
 FORM_ANSWERS: Final = Table(
@@ -205,40 +219,37 @@ FORM_ANSWERS: Final = Table(
             "submit_position", value_types.COUNT, 12, "Position of the submission; see form_submits.", nullable=False
         ),
         _id("form_id", 13, "Form that was filled in."),
-        *_columns_from_model(wire.FormAnswer, {"id": "question_id"}),
+        *_columns_of(wire.FORM_ANSWER, {"id": "question_id"}),
         _POSITION,
         _EXTRA,
         *_FETCH_COLUMNS,
     ),
     ("file_id", "form_submit_id", "question_id"),
     "form_submits",
-    model=wire.FormAnswer,
-    ignored_keys=frozenset({"name"}),
+    declared_keys=frozenset({*wire.FORM_ANSWER, "name"}),
 )
 FIELDS: Final = Table(
     "fields",
     "One row per value of a custom field; a field can be scanned several times.",
-    (_FILE_ID, *_columns_from_model(wire.CustomField, {"id": "deprecated_id"}), _POSITION, _EXTRA, *_FETCH_COLUMNS),
+    (_FILE_ID, *_columns_of(wire.CUSTOM_FIELD, {"id": "deprecated_id"}), _POSITION, _EXTRA, *_FETCH_COLUMNS),
     ("file_id", "field_id", "snap_id"),
     "files",
-    model=wire.CustomField,
-    ignored_keys=frozenset({"file_id", "donotuse"}),
+    declared_keys=frozenset({*wire.CUSTOM_FIELD, "file_id", "donotuse"}),
 )
 LOCATIONS: Final = Table(
     "locations",
     "One row per location setting of the devices that created the file.",
-    (_FILE_ID, *_columns_from_model(wire.Location), _POSITION, _EXTRA, *_FETCH_COLUMNS),
+    (_FILE_ID, *_columns_of(wire.LOCATION), _POSITION, _EXTRA, *_FETCH_COLUMNS),
     ("file_id", "id"),
     "files",
-    model=wire.Location,
-    ignored_keys=frozenset({"file_id"}),
+    declared_keys=frozenset({*wire.LOCATION, "file_id"}),
 )
 WORKFLOW_RUNS: Final = Table(
     "workflow_runs",
     "One row per workflow carried out on a file.",
     (
         _FILE_ID,
-        *_columns_from_model(wire.WorkflowRun),
+        *_columns_of(wire.WORKFLOW_RUN),
         Column(
             "_definition_hash",
             value_types.TEXT,
@@ -251,15 +262,14 @@ WORKFLOW_RUNS: Final = Table(
     ),
     ("file_id", "id"),
     "files",
-    model=wire.WorkflowRun,
-    ignored_keys=frozenset({"file_id"}),
+    declared_keys=frozenset({*wire.WORKFLOW_RUN, "file_id"}),
 )
 WORKFLOW_RUN_STEPS: Final = Table(
     "workflow_run_steps",
     "One row per step of a workflow run, executed or skipped.",
     (
         _FILE_ID,
-        *_columns_from_model(wire.WorkflowRunStep),
+        *_columns_of(wire.WORKFLOW_RUN_STEP),
         _id("workflow_id", 11, "Workflow of the run."),
         _POSITION,
         _EXTRA,
@@ -267,7 +277,7 @@ WORKFLOW_RUN_STEPS: Final = Table(
     ),
     ("file_id", "workflow_run_id", "id"),
     "workflow_runs",
-    model=wire.WorkflowRunStep,
+    declared_keys=frozenset(wire.WORKFLOW_RUN_STEP),
 )
 WORKFLOW_RUN_STEP_ITEMS: Final = Table(
     "workflow_run_step_items",
@@ -290,6 +300,7 @@ WORKFLOW_RUN_STEP_ITEMS: Final = Table(
     ),
     ("file_id", "workflow_run_id", "workflow_run_step_id", "entity_id"),
     "workflow_run_steps",
+    declared_keys=frozenset({"entity_id"}),
 )
 _HASH: Final = Column(
     "_definition_hash", value_types.TEXT, 11, "Hash of the definition, steps included.", nullable=False
@@ -297,19 +308,19 @@ _HASH: Final = Column(
 WORKFLOW_DEFINITIONS: Final = Table(
     "workflow_definitions",
     "One row per version of a workflow's definition that the lake has ever seen.",
-    (*_columns_from_model(wire.Workflow, {"order": "workflow_order"}), _EXTRA, _HASH, *_FETCH_COLUMNS),
+    (*_columns_of(wire.WORKFLOW, {"order": "workflow_order"}), _EXTRA, _HASH, *_FETCH_COLUMNS),
     ("_definition_hash",),
     is_per_file=False,
-    model=wire.Workflow,
+    declared_keys=frozenset(wire.WORKFLOW),
 )
 WORKFLOW_DEFINITION_STEPS: Final = Table(
     "workflow_definition_steps",
     "One row per step of each version of a workflow's definition.",
-    (*_columns_from_model(wire.WorkflowStep, {"order": "step_order"}), _POSITION, _EXTRA, _HASH, *_FETCH_COLUMNS),
+    (*_columns_of(wire.WORKFLOW_STEP, {"order": "step_order"}), _POSITION, _EXTRA, _HASH, *_FETCH_COLUMNS),
     ("_definition_hash", "id"),
     "workflow_definitions",
     is_per_file=False,
-    model=wire.WorkflowStep,
+    declared_keys=frozenset(wire.WORKFLOW_STEP),
 )
 MISFITS: Final = Table(
     "misfits",
@@ -390,3 +401,16 @@ DELETED: Final = "deleted"
 """`kind` of a tombstone: no documents, the last reference, and the detection of the deletion as fetch."""
 ABSENT: Final = "absent"
 """`kind` of a file that a rollback has removed: the lake did not have it in that snapshot."""
+
+
+# References
+
+
+def find_reference(table: str, column: str) -> str | None:
+    """Return the column whose row a column names, as table.column; None if it names no row.
+
+    Where both tables have `file_id`, a join needs it too: ids of children are unique within a file.
+    """
+    if column == "file_id" and table not in _HAVE_OWN_FILES:
+        return "files.file_id"
+    return _REFERENCES.get((table, column))

@@ -1,8 +1,7 @@
 """Types of the service's values, with one converter per type.
 
-A converter converts a decoded JSON value to the lake's value, or raises `TypeMismatchError`. The pydantic models
-(`wire`) and the columns (`pipeline.flatten`) use the same ones. `null`, an absent key and, except for text, an empty
-string mean "no value".
+A converter converts a decoded JSON value to the lake's value, or raises `TypeMismatchError`. `null`, an absent key and,
+except for text, an empty string mean "no value".
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Struct
-from pydantic_core import core_schema
 
 from schemas.json_decode import JsonNumber
 from schemas.timestamps import parse_instant
@@ -33,10 +31,9 @@ class TypeMismatchError(ValueError):
 
 
 class ValueType(Struct, frozen=True):
-    """A value type: its name, its meaning in a table, its SQL type and its converter."""
+    """A value type: its name, its SQL type and its converter."""
 
     name: str
-    meaning: str
     sql: str
     convert: Callable[[object], object]
 
@@ -46,10 +43,6 @@ class ValueType(Struct, frozen=True):
             return self.convert(value)
         except TypeMismatchError:
             return None
-
-    def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> core_schema.CoreSchema:
-        """Return a pydantic schema that uses the converter."""
-        return core_schema.no_info_plain_validator_function(self.convert)
 
 
 def _encode_number(value: object) -> msgspec.Raw:
@@ -154,10 +147,10 @@ def _convert_json(value: object) -> str | None:
     return None if value is None else encode_json(value)
 
 
-ID: Final = ValueType("id", "exact 64-bit integer", "BIGINT", _convert_integer)
-COUNT: Final = ValueType("count", "integer", "BIGINT", _convert_integer)
-INSTANT: Final = ValueType("instant", "UTC, microseconds", "TIMESTAMP", _convert_instant)
-BOOLEAN: Final = ValueType("flag", "true or false", "BOOLEAN", _convert_boolean)
-TEXT: Final = ValueType("text", "text", "VARCHAR", _convert_text)
-NUMBER: Final = ValueType("number", "number", "DOUBLE", _convert_number)
-JSON: Final = ValueType("json", "JSON", "JSON", _convert_json)
+ID: Final = ValueType("id", "BIGINT", _convert_integer)
+COUNT: Final = ValueType("count", "BIGINT", _convert_integer)
+INSTANT: Final = ValueType("instant", "TIMESTAMP", _convert_instant)
+BOOLEAN: Final = ValueType("flag", "BOOLEAN", _convert_boolean)
+TEXT: Final = ValueType("text", "VARCHAR", _convert_text)
+NUMBER: Final = ValueType("number", "DOUBLE", _convert_number)
+JSON: Final = ValueType("json", "JSON", _convert_json)

@@ -1,18 +1,25 @@
-"""Bodies of answers, read within the size limit and at the minimum throughput or faster."""
+"""Bodies of answers: read within the size limit, decompressed, and in UTF-8.
+
+The HTTP library accepts a gzip stream without its trailer, and passes unknown encodings through unchanged. Both
+would be parsed as complete answers, so the client decodes the bytes itself.
+"""
 
 from __future__ import annotations
 
-import time
+import gzip
+import io
+import re
+import zlib
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct
 
-from pipeline.client.charset import check_utf8
-from pipeline.client.content_encoding import BodyDecoder, body_too_large_error, decode_body
+from pipeline.client.error_bodies import summarize_in_one_line
 from pipeline.client.errors import AttemptError
-from pipeline.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import aiohttp
     from multidict import CIMultiDictProxy
 
@@ -20,7 +27,9 @@ if TYPE_CHECKING:
     from pipeline.client.options import ClientOptions
 
 _MAX_ERROR_BODY_BYTES: Final = 65_536
-_THROUGHPUT_GRACE_SECONDS: Final = 5.0  # before the minimum throughput is checked
+_CHARSET: Final = re.compile(r";\s*charset\s*=\s*[\"']?([^\"';,\s]+)", re.IGNORECASE)
+_UTF8: Final = frozenset({"utf-8", "utf8"})
+_DEFAULT_CHARSETS: Final = frozenset({"us-ascii", "iso-8859-1"})  # of servers, whatever the bytes are
 
 
 class Download(Protocol):
@@ -43,22 +52,21 @@ class BodyReader(Struct, frozen=True):
     stats: RequestStats
 
     async def read_body(self, status: int, headers: CIMultiDictProxy[str], content: aiohttp.StreamReader) -> bytes:
-        """Return the body, decompressed, within the size limit and at the minimum throughput or faster."""
+        """Return the body, decompressed, within the size limit."""
         max_bytes = self.options.max_body_bytes
         is_success = status < 300
         if is_success and int(headers.get("Content-Length", 0)) > max_bytes:
-            raise body_too_large_error(max_bytes)
+            raise _body_too_large_error(max_bytes)
         parts: list[bytes] = []
-        size, started = 0, time.monotonic()
+        size = 0
         # A short body has usually come with its head: then two coroutines less take 2 us less of processor.
         while part := content.read_nowait() if content.is_eof() else await content.readany():
             parts.append(part)
             size += len(part)
             if is_success and size > max_bytes:
-                raise body_too_large_error(max_bytes)
+                raise _body_too_large_error(max_bytes)
             if not is_success and size > _MAX_ERROR_BODY_BYTES:
                 break
-            self._check_min_throughput(size, started)
         self.stats.bytes += size
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         if status == 200 and not body and not _has_length(headers):
@@ -66,39 +74,73 @@ class BodyReader(Struct, frozen=True):
         try:
             if headers.get("Content-Encoding"):
                 body = decode_body(body, ",".join(headers.getall("Content-Encoding")), max_bytes=max_bytes)
-            check_utf8(body, headers.getall("Content-Type", ()))
+            _check_utf8(body, headers.getall("Content-Type", ()))
         except AttemptError:
             if is_success:
                 raise
             return b""  # for an error the status is enough
         return body
 
-    async def stream_to(self, answer: aiohttp.ClientResponse, download: Download, label: str) -> bytes:
-        """Write the body, decompressed, to `download` and return its first bytes.
-
-        Raises `ProtocolError` for another compression: polling again does not change it.
-        """
-        try:
-            decoder = BodyDecoder(",".join(answer.headers.getall("Content-Encoding", ())))
-        except AttemptError as error:
-            raise ProtocolError(f"{label}: {error.detail}.") from None
-        size, started, start = 0, time.monotonic(), b""
+    async def stream_to(self, answer: aiohttp.ClientResponse, download: Download) -> bytes:
+        """Write the body to `download` and return its first bytes. It must not be compressed, as was requested."""
+        if _list_encodings(encoding := ",".join(answer.headers.getall("Content-Encoding", ()))):
+            raise _encoding_error(encoding)
+        size, start = 0, b""
         while part := await answer.content.readany():
             size += len(part)
             self.stats.bytes += len(part)
             download.check_size(size)
-            for decoded in decoder.decode(part):
-                start = start or decoded[:16]
-                if not download.write(decoded):
-                    return start
-            self._check_min_throughput(size, started)
-        decoder.finish()
+            start = start or part[:16]
+            if not download.write(part):
+                break
         return start
 
-    def _check_min_throughput(self, size: int, started: float) -> None:
-        seconds = time.monotonic() - started
-        if seconds > _THROUGHPUT_GRACE_SECONDS and size < seconds * self.options.min_bytes_per_second:
-            raise AttemptError("slow", f"fewer than {self.options.min_bytes_per_second} bytes per second")
+
+def decode_body(body: bytes, encoding: str, *, max_bytes: int) -> bytes:
+    """Return the decoded body. Raises `AttemptError` if it is cut off, damaged, too large, or encoded otherwise."""
+    if (names := _list_encodings(encoding)) not in ([], ["gzip"], ["x-gzip"]):
+        raise _encoding_error(encoding)
+    if not names:
+        return body
+    try:
+        decoded = gzip.GzipFile(fileobj=io.BytesIO(body)).read(max_bytes + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise AttemptError("cut", "a compressed body that is cut off or damaged") from None
+    if len(decoded) > max_bytes:
+        raise _body_too_large_error(max_bytes)
+    return decoded
+
+
+def _list_encodings(encoding: str) -> list[str]:
+    return [name for part in encoding.split(",") if (name := part.strip().lower()) not in {"", "identity"}]
+
+
+def _encoding_error(encoding: str) -> AttemptError:
+    name = summarize_in_one_line(encoding)
+    return AttemptError("encoding", f"a Content-Encoding that was not requested ({name})")
+
+
+def _body_too_large_error(max_bytes: int) -> AttemptError:
+    """Return the error of an answer above the limit. It is not retried, because that costs the same again."""
+    return AttemptError("size", f"an answer of more than {max_bytes:,} bytes", retryable=False)
+
+
+def _check_utf8(body: bytes, content_types: Iterable[str]) -> None:
+    """Raise `AttemptError` if the headers name another charset than that of JSON, UTF-8 (RFC 8259).
+
+    The parser checks a body that is called UTF-8.
+    """
+    labels = {label.lower() for label in _CHARSET.findall("\n".join(content_types))} - _UTF8
+    if not labels or body.lstrip()[:1] == b"<":  # an HTML page
+        return
+    try:
+        body.decode()
+        labels -= _DEFAULT_CHARSETS
+    except UnicodeDecodeError:
+        pass
+    if labels:
+        named = summarize_in_one_line(", ".join(sorted(labels)))
+        raise AttemptError("charset", f"JSON in the charset {named}, not in UTF-8", is_protocol_error=True)
 
 
 def _has_length(headers: Any) -> bool:

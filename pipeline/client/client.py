@@ -19,13 +19,18 @@ from pipeline.client.body_reader import BodyReader
 from pipeline.client.calls import ApiCall, CallRunner, RequestStats
 from pipeline.client.clock import ServiceClock
 from pipeline.client.connections import ServiceConnections
-from pipeline.client.downloader import SPARE_CONNECTIONS, Credentials, Downloader
-from pipeline.client.downloads import DownloadedReport, PdfDownload, ReportNotReady
+from pipeline.client.downloader import (
+    SPARE_CONNECTIONS,
+    Credentials,
+    DownloadedReport,
+    Downloader,
+    PdfDownload,
+    ReportNotReady,
+)
 from pipeline.client.errors import AIOHTTP_EXCEPTIONS, map_aiohttp_exception
 from pipeline.client.options import GIB, ClientOptions, check_base_url, check_token
 from pipeline.client.protocol import (
     Detail,
-    ListItem,
     ListPage,
     NotFound,
     ReportOrder,
@@ -41,16 +46,15 @@ from pipeline.errors import ProtocolError
 from pipeline.urls import API_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator
     from types import TracebackType
     from typing import BinaryIO
 
     from pydantic import SecretStr
 
+    from pipeline.client.calls import TimeSource
     from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
-    from pipeline.client.retry import TimeSource
     from schemas.requests import FileQuery, ReportRequest, ShareRequest
-    from schemas.wire import File
 
 _DNS_CACHE_SECONDS: Final = 60
 _NOT_OPEN: Final = "use the client as an asynchronous context: async with Client(...)"
@@ -62,7 +66,6 @@ class Client:
 
     Raises `SettingsError`, `AuthenticationError`, `ProtocolError`, `RetriesExhaustedError` (a
     `ServiceUnavailableError`), and for shares and report orders `OutcomeUnknownError` and `RequestRejectedError`.
-    `on_list_page` is called with each query, page number and page of `list_files`.
     """
 
     def __init__(
@@ -87,7 +90,6 @@ class Client:
         self.clock = ServiceClock()
         self.has_announced_next = False  # a list has had a next page: its counts and links mean something
         self.has_contradicted_itself = False  # a list has: neither its counts nor a null link show an end
-        self.on_list_page: Callable[[FileQuery, int, ListPage], None] | None = None
         self._runner = CallRunner.create(
             self._send, options, self.stats, self._redactor, learned=learned, time_source=time_source
         )
@@ -122,7 +124,7 @@ class Client:
                 "Accept-Encoding": "gzip",
                 **self._token_headers,
             },
-            connect_seconds=options.first_connect_seconds,
+            connect_seconds=options.connect_timeout_seconds,
             proxy=self._proxy,
         )
         self._downloader.open()
@@ -147,12 +149,10 @@ class Client:
         self.has_contradicted_itself |= result.contradicts_itself
         if self.has_contradicted_itself:
             result = result.without_end()
-        if self.on_list_page is not None:
-            self.on_list_page(query, page, result)
         return result
 
     async def iter_pages(self, query: FileQuery) -> AsyncGenerator[ListPage, None]:
-        """Yield all pages, one after the other.
+        """Yield all pages, one after the other, each file once.
 
         Beware: a list that is paged while files change **loses files**. For a complete copy, list windows of update
         time that fit in one page each; this is for a quick look. A service without any hint at a next page can send
@@ -161,39 +161,22 @@ class Client:
         """
         number = 1
         page_hashes: set[int] = set()
+        keys: set[tuple[int | None, int | None] | bytes] = set()
         while True:
             page = await self.list_files(query, page=number)
             page_hash = hash(tuple(item.raw for item in page.items))
             is_new = bool(page.items) and page_hash not in page_hashes
             if page.has_next is None and number > 1 and not is_new:
                 return
-            yield page
+            items = {(item.id, item.instance_id) if item.id is not None else item.raw: item for item in page.items}
+            yield replace(page, items=tuple(item for key, item in items.items() if key not in keys))
+            keys.update(items)
             if page.has_next is False or (page.has_next is None and not page.items):
                 return
             if not is_new:
                 raise ProtocolError(f"GET /files: page {number} is empty or a repetition, but announces a next page.")
             page_hashes.add(page_hash)
             number += 1
-
-    async def iter_items(self, query: FileQuery) -> AsyncGenerator[ListItem, None]:
-        """Yield the files of all pages, each once, with their exact bytes. Beware as of `iter_pages`."""
-        keys: set[tuple[int | None, int | None]] = set()
-        async for page in self.iter_pages(query):
-            for item in page.items:
-                key = (item.id, item.instance_id)
-                if item.id is None or key not in keys:
-                    keys.add(key)
-                    yield item
-
-    async def search_files(self, query: FileQuery) -> AsyncGenerator[File, None]:
-        """Yield the files of all pages, each once, as typed objects. Beware as of `iter_pages`."""
-        async for item in self.iter_items(query):
-            yield item.to_model()
-
-    async def read_file(self, file_id: int, *, lang: str | None = None) -> File | None:
-        """Return one file as a typed object, None if the service does not have it."""
-        answer = await self.get_file(file_id, lang=lang)
-        return None if isinstance(answer, NotFound) else answer.to_model()
 
     async def get_file(self, file_id: int, *, lang: str | None = None) -> Detail | NotFound:
         """Return one file by `GET /files/{id}`, or `NotFound`. `lang` selects the language of its texts."""

@@ -6,6 +6,7 @@ is checked before it is requested.
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urljoin
 
@@ -14,23 +15,90 @@ from msgspec import Struct
 from yarl import URL
 
 from pipeline.client.allowed_urls import Origin, PrivateAddressError, SafeResolver, origin, resolve_named_url
-from pipeline.client.errors import AIOHTTP_EXCEPTIONS, map_aiohttp_exception, prevent_implicit_retry
+from pipeline.client.errors import AIOHTTP_EXCEPTIONS, AttemptError, map_aiohttp_exception, prevent_implicit_retry
 from pipeline.client.protocol import Response, raise_for_status
 from pipeline.errors import AuthenticationError, ProtocolError
 
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
     from pipeline.client.body_reader import BodyReader, Download
     from pipeline.client.calls import ApiCall
     from pipeline.client.options import ClientOptions
     from pipeline.client.token_redactor import TokenRedactor
 
+_START: Final = b"%PDF"
+_END: Final = b"%%EOF"
+_TAIL_BYTES: Final = 2_048  # the end mark is within these; some writers append blanks or a signature
 MAX_REDIRECTS: Final = 5
 SPARE_CONNECTIONS: Final = 8
 _DOWNLOAD_SECONDS: Final = 3_600.0
 
 
-class PrivateLinkError(ProtocolError):
-    """The link itself leads to a private address: nothing was sent."""
+class DownloadedReport(Struct, frozen=True):
+    """A complete report: its size in bytes and its SHA-256 in hexadecimal."""
+
+    bytes: int
+    sha256: str
+
+
+class ReportNotReady(Struct, frozen=True):
+    """The report does not exist yet. `reason` is the service's answer in short."""
+
+    reason: str
+
+
+class PdfDownload:
+    """Writes the bytes of one download into a seekable file, attempt by attempt."""
+
+    def __init__(self, file: BinaryIO, *, max_bytes: int) -> None:
+        self._file = file
+        self._max_bytes = max_bytes
+        self._start = file.tell()
+        self.reset()
+
+    def reset(self) -> None:
+        """Start an attempt: remove what an earlier one wrote."""
+        self._file.seek(self._start)
+        self._file.truncate()
+        self._hash = hashlib.sha256()
+        self._size = 0
+        self._head = self._tail = b""
+
+    def write(self, part: bytes) -> bool:
+        """Write a part of the body of a 200. Return False if it is not a PDF: the rest is not needed."""
+        if len(self._head) < len(_START):
+            self._head += part[: len(_START) - len(self._head)]
+            if not _START.startswith(self._head):
+                return False
+        self._size += len(part)
+        self.check_size(self._size)
+        self._hash.update(part)
+        self._tail = (self._tail + part)[-_TAIL_BYTES:]
+        self._file.write(part)
+        return True
+
+    def check_size(self, size: int) -> None:
+        """Raise `AttemptError` for a body above the limit; `size` is its size, compressed or not."""
+        if size > self._max_bytes:
+            raise AttemptError("size", f"a report of more than {self._max_bytes:,} bytes", retryable=False)
+
+    def result(self, response: Response) -> DownloadedReport | ReportNotReady:
+        """Return the result of the download. Raises `AttemptError` for an incomplete PDF."""
+        status = response.status
+        if status in {202, 204, 403, 404, 409, 410, 425}:
+            return ReportNotReady(f"HTTP {status}")
+        if status >= 500 or status == 408:
+            raise AttemptError(f"status-{status}", f"HTTP {status}", status=status)
+        if status != 200:
+            raise ProtocolError(f"GET report: HTTP {status}.")
+        if self._head != _START:
+            self.reset()
+            return ReportNotReady("no PDF" if response.body else "empty body")
+        if _END not in self._tail:
+            raise AttemptError("cut", "a PDF without its end", status=status)
+        self._file.flush()
+        return DownloadedReport(self._size, self._hash.hexdigest())
 
 
 class Link(Struct, frozen=True):
@@ -89,7 +157,7 @@ class Downloader:
             ),
             timeout=aiohttp.ClientTimeout(
                 total=_DOWNLOAD_SECONDS,
-                sock_connect=options.first_connect_seconds,
+                sock_connect=options.connect_timeout_seconds,
                 sock_read=options.attempt_timeout_seconds,
             ),
             headers={"User-Agent": options.user_agent, "Accept": self._accept, "Accept-Encoding": "identity"},
@@ -115,7 +183,7 @@ class Downloader:
         """
         if self.session is None:
             raise RuntimeError("use the client as an asynchronous context: async with Client(...)")
-        for redirects in range(MAX_REDIRECTS + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             download.reset()
             try:
                 await self._resolver.resolve_service_host()
@@ -124,7 +192,7 @@ class Downloader:
                 has_token, (url, secrets) = self._needs_token, self._authorize(link)
                 async with self.session.get(url, allow_redirects=False, proxy=proxy, headers=secrets) as answer:
                     status, headers = answer.status, answer.headers
-                    start = await self._body_reader.stream_to(answer, download, call.label) if status == 200 else b""
+                    start = await self._body_reader.stream_to(answer, download) if status == 200 else b""
             except AIOHTTP_EXCEPTIONS as error:
                 attempt_error = map_aiohttp_exception(error)
                 is_private = isinstance(getattr(error, "os_error", error), PrivateAddressError)
@@ -140,8 +208,7 @@ class Downloader:
                     return response
                 continue
             if is_private:
-                error_type = ProtocolError if redirects else PrivateLinkError
-                raise error_type(f"The service named {self._subject} with a private address.")
+                raise ProtocolError(f"The service named {self._subject} with a private address.")
             raise attempt_error  # outside of the handler, so that aiohttp's exception is not its context
         raise ProtocolError(f"{call.label}: redirected more than {MAX_REDIRECTS} times.")
 

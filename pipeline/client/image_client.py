@@ -1,4 +1,4 @@
-"""HTTP client for the images' hosts, which the service names.
+"""HTTP client for the images' hosts, which the service names: which answers are pictures, and complete ones.
 
 It has no token to send, and shows no URL: the links are signed and give access. Each host has a rate limiter and a
 retry policy of its own, so an image host that is slow or down does not slow down the service's calls.
@@ -7,14 +7,15 @@ retry policy of its own, so an image host that is slow or down does not slow dow
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from pipeline.client.body_reader import BodyReader
 from pipeline.client.calls import ApiCall, CallRunner, RequestStats
-from pipeline.client.downloader import Downloader, PrivateLinkError
-from pipeline.client.image_downloads import ImageAnswer, ImageDownload, ImageTarget, RefusedImage
+from pipeline.client.downloader import Downloader
+from pipeline.client.errors import AttemptError
 from pipeline.client.options import ClientOptions, check_base_url
 from pipeline.client.token_redactor import TokenRedactor
 from pipeline.errors import ProtocolError
@@ -23,8 +24,150 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from pipeline.client.allowed_urls import Origin
+    from pipeline.client.calls import TimeSource
     from pipeline.client.downloader import Link
-    from pipeline.client.retry import TimeSource
+    from pipeline.client.protocol import Response
+
+_MAX_BYTES: Final = 100 * 1024**2  # of one picture; a larger one is refused
+_HEAD_BYTES: Final = 32  # the longest start by which types differ
+_INVALID_LINK_STATUSES: Final = frozenset({400, 401, 403, 404, 410})
+"""Answers of signed links that expired, and of pictures that no longer exist. Object stores answer 400, 403 or 404."""
+
+
+class ImageType(NamedTuple):
+    """A type of pictures: its MIME type, and the extension of its files."""
+
+    mime: str
+    extension: str
+
+
+_JPEG: Final = ImageType("image/jpeg", "jpg")
+_PNG: Final = ImageType("image/png", "png")
+_GIF: Final = ImageType("image/gif", "gif")
+_WEBP: Final = ImageType("image/webp", "webp")
+_TIFF: Final = ImageType("image/tiff", "tif")
+_BMP: Final = ImageType("image/bmp", "bmp")
+_HEIC: Final = ImageType("image/heic", "heic")
+_AVIF: Final = ImageType("image/avif", "avif")
+_PDF: Final = ImageType("application/pdf", "pdf")
+_STARTS: Final = (
+    (b"\xff\xd8\xff", _JPEG),
+    (b"\x89PNG\r\n\x1a\n", _PNG),
+    (b"GIF87a", _GIF),
+    (b"GIF89a", _GIF),
+    (b"II*\0", _TIFF),
+    (b"MM\0*", _TIFF),
+    (b"%PDF-", _PDF),
+)
+_BRANDS: Final = {
+    **dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), _HEIC),
+    **dict.fromkeys((b"avif", b"avis"), _AVIF),
+}
+
+
+def find_type(head: bytes) -> ImageType | None:
+    """Return the type of a picture by its first bytes; None if they are not of a picture or a PDF."""
+    for start, image_type in _STARTS:
+        if head.startswith(start):
+            return image_type
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return _WEBP
+    if head[4:8] == b"ftyp":
+        return _BRANDS.get(head[8:12])
+    # "BM" alone begins many texts: the four bytes after the size are zero.
+    return _BMP if head[:2] == b"BM" and head[6:10] == b"\0\0\0\0" else None
+
+
+class ImageTarget(Protocol):
+    """What receives the bytes of a download: a file."""
+
+    def reset(self) -> None:
+        """Remove what was written."""
+
+    def write(self, data: bytes) -> None:
+        """Write all of `data`."""
+
+
+class DownloadedImage(Struct, frozen=True):
+    """A complete picture: size in bytes, and type."""
+
+    bytes: int
+    type: ImageType
+
+
+class InvalidLink(Struct, frozen=True):
+    """The host does not serve the link: it has expired, or the picture no longer exists."""
+
+    reason: str
+
+
+class RefusedImage(Struct, frozen=True):
+    """The host answered with something that is not kept as a picture."""
+
+    reason: str
+
+
+ImageAnswer = DownloadedImage | InvalidLink | RefusedImage
+
+
+class ImageDownload:
+    """Writes the bytes of one download into a file, attempt by attempt."""
+
+    def __init__(self, target: ImageTarget) -> None:
+        self._target = target
+        self._head = b""
+        self._written = 0
+
+    def reset(self) -> None:
+        """Start an attempt: remove what an earlier one wrote."""
+        self._target.reset()
+        self._head, self._written = b"", 0
+
+    def write(self, part: bytes) -> bool:
+        """Write a part of the body of a 200. Return False if it is no picture: the rest is not needed."""
+        if self._written == 0:  # the start may arrive in pieces
+            self._head += part
+            if len(self._head) < _HEAD_BYTES:
+                return True
+            part = self._head
+            if find_type(part) is None:
+                return False
+        self._put(part)
+        return True
+
+    def _put(self, part: bytes) -> None:
+        self._written += len(part)
+        self.check_size(self._written)
+        self._target.write(part)
+
+    def check_size(self, size: int) -> None:
+        """Raise `ProtocolError` for a body above the limit; `size` is its size, compressed or not."""
+        if size > _MAX_BYTES:
+            raise ProtocolError(f"more than {_MAX_BYTES:,} bytes")
+
+    def result(self, response: Response) -> ImageAnswer:
+        """Return the result of the download. Raises `AttemptError` for an answer that another attempt can better."""
+        status = response.status
+        if status in _INVALID_LINK_STATUSES:
+            return InvalidLink(f"HTTP {status}")
+        if status >= 500 or status in {408, 425}:
+            raise AttemptError(f"status-{status}", f"HTTP {status}", status=status)
+        if status != 200:
+            return RefusedImage(f"HTTP {status}")
+        if not self._head:
+            return RefusedImage("an empty body")
+        image_type = find_type(self._head)
+        named = (response.header("Content-Type") or "").partition(";")[0].strip().lower()
+        if image_type is None:
+            return RefusedImage(f"no picture: its content is of no known type, {_describe(named)}")
+        if self._written == 0:
+            self._put(self._head)
+        return DownloadedImage(self._written, image_type)
+
+
+def _describe(named: str) -> str:
+    text = "".join(char if char.isprintable() and char.isascii() else "?" for char in named[:60])
+    return f"its Content-Type is {text}" if text else "the answer names no type"
 
 
 class ImageClient:
@@ -87,11 +230,8 @@ class ImageClient:
         if (runner := self._runners.get(link.origin)) is None:
             runner = CallRunner.create(send, self._options, self.stats, self._redactor, time_source=self._time_source)
             self._runners[link.origin] = runner
-        is_sent = True
+        self.stats.other += 1
         try:
             return await replace(runner, send=send).run(ApiCall("GET image", link.address, download.result))
         except ProtocolError as error:
-            is_sent = not isinstance(error, PrivateLinkError)
             return RefusedImage(error.message.rstrip("."))
-        finally:
-            self.stats.other += is_sent

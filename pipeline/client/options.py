@@ -26,18 +26,12 @@ class ClientOptions(Struct, frozen=True):
     initial_connect_seconds: float = 15.0  # until the service has sent any answer
     connect_timeout_seconds: float = 10.0
     attempt_timeout_seconds: float = 60.0
-    min_bytes_per_second: int = 256
     max_body_bytes: int = 64 * MIB
     token_location: Literal["query", "header"] = "query"  # noqa: S105 - a location, not a token
     max_retry_after_seconds: float = 900.0
     max_silence_seconds: float = math.inf  # of a host, after which no call to it is repeated
     user_agent: str = "scanlake"
     proxy: str | None = None  # for https only: a proxy would see the token in plain http
-
-    @property
-    def first_connect_seconds(self) -> float:
-        """Time limit of one connection."""
-        return min(self.connect_timeout_seconds, self.initial_connect_seconds)
 
 
 def check_base_url(url: str) -> str:

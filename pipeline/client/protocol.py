@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
-from pydantic import ValidationError
 
 from pipeline.client.clock import parse_retry_after
 from pipeline.client.error_bodies import ERROR_BODY_KEYS, ErrorBody, decode_value, describe_status, parse_error_body
@@ -22,7 +21,6 @@ from pipeline.errors import AuthenticationError, ProtocolError
 from schemas.json_decode import InvalidJsonError, JsonNumber, decode_json
 from schemas.timestamps import parse_instant_cached
 from schemas.value_types import ID, INSTANT
-from schemas.wire import File
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,16 +56,6 @@ class Document(msgspec.Struct, frozen=True):
     instance_id: int | None
     updated_at: int | None
     raw: bytes
-
-    def to_model(self) -> File:
-        """Return the file as a typed object. Raises `ProtocolError` if it is invalid or a value has another type."""
-        try:
-            return File.model_validate(decode_json(self.raw))
-        except InvalidJsonError as error:
-            raise ProtocolError(f"A file cannot be decoded: {error}.") from None
-        except ValidationError as error:
-            keys = sorted({".".join(map(str, problem["loc"])) for problem in error.errors()} - {""})
-            raise ProtocolError(f"A file has values of another type: {', '.join(keys) or 'no object'}.") from None
 
 
 class ListItem(Document, frozen=True):

@@ -56,11 +56,11 @@ def run(
     leading '; --no-formula-escape leaves it unchanged. The other formats are always exact.
     """
     settings = context.settings()
-    path = Path(os.path.realpath(target))  # the real path is the one that SQL is allowed to write below
+    path = Path(os.path.realpath(target))
     require_outside_lakes(path, str(target), settings.lake)
     chosen = _choose_format(path, output_format)
     names = [name.strip() for name in (tables or "").split(",") if name.strip()]
-    with open_catalog(settings, writes=path.parent) as lake:
+    with open_catalog(settings) as lake:
         warn_if_incomplete(lake)
         selected = select_tables(lake, names)
         export = partial(run_export, lake, path, chosen, selected, escape_formulas=not no_formula_escape)

@@ -142,8 +142,6 @@ async def _read(
 ) -> FoundFiles:
     """Read details by id and lists by query, until one file more than `limit` is known."""
     result = FoundFiles()
-    totals: list[int | None] = []
-    client.on_list_page = lambda _query, _number, page: totals.append(page.total)
     async with client:
         for text, query in queries.items():
             before = len(result.files)
@@ -152,12 +150,13 @@ async def _read(
                 if not isinstance(answer, NotFound):
                     result.add(answer.raw)
             else:
-                async with aclosing(client.iter_items(query)) as items:
-                    async for item in items:
-                        if len(result.files) == limit:
-                            result.total, result.has_more = totals[0], True
-                            return result
-                        result.add(item.raw)
+                async with aclosing(client.iter_pages(query)) as pages:
+                    async for page in pages:
+                        for item in page.items:
+                            if len(result.files) == limit:
+                                result.total, result.has_more = page.total, True
+                                return result
+                            result.add(item.raw)
             if text and len(result.files) == before:
                 result.missing.append(text)
     result.total = len(result.files)

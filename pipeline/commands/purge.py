@@ -124,10 +124,7 @@ def _format_copy(copy: ErasedCopy) -> str:
 
 
 def _format_plan(plan: PurgePlan) -> str:
-    lines = [
-        f"file {file.file_id}: reference {to_one_line(file.reference or '-')}, {pluralize(file.uploads, 'upload')}"
-        for file in plan.files[:_MAX_LINES]
-    ]
+    lines = [f"file {file.file_id}: reference {to_one_line(file.reference or '-')}" for file in plan.files[:_MAX_LINES]]
     if len(plan.files) > _MAX_LINES:
         lines.append(f"and {pluralize(len(plan.files) - _MAX_LINES, 'other file')}")
     lines.append(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
 
 import typer
 from msgspec import Struct
@@ -16,18 +16,21 @@ from pipeline.command_options import Excludes
 from pipeline.config import load_all_sources
 from pipeline.context import CommandContext, require_catalog
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.lake.all_catalogs import open_all_catalogs
-from pipeline.lake.query_table import write_table
-from pipeline.lake.reader import open_catalog, run_interruptibly, warn_if_incomplete
-from pipeline.lake.user_query import (
+from pipeline.lake.reader import (
+    cast_to_text,
     check_query,
+    open_all_catalogs,
+    open_catalog,
+    run_interruptibly,
     strip_trailing_semicolon,
     translate_query_errors,
+    warn_if_incomplete,
 )
 from pipeline.lake.xlsx import check_xlsx_installed
 from pipeline.output_file import open_output, resolve_output
 from pipeline.output_formats import OutputFormat, choose_format, format_option
 from pipeline.stop_signals import end_process, interrupt_command, replace_handlers
+from pipeline.text_tables import format_table
 from pipeline.tokens import environment_without_tokens
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ _FORMATS: Final = (
     *(OutputFormat.TABLE, OutputFormat.CSV, OutputFormat.JSON, OutputFormat.JSONL),
     *(OutputFormat.PARQUET, OutputFormat.XLSX),
 )
+_TABLE_ROWS: Final = 200
 _FILES_ONLY: Final = frozenset({OutputFormat.PARQUET, OutputFormat.XLSX})
 
 
@@ -163,10 +167,10 @@ def _read_sql(sql: str | None, file: Path | None) -> str:
 def _find_writer(chosen: OutputFormat, *, exact: bool) -> Callable[..., int]:
     """Return the function that writes a format, and import what it needs: a table no Arrow, JSON no writer of Arrow."""
     if chosen is OutputFormat.TABLE:
-        return write_table
+        return _write_table
     name = "write_exact_csv" if exact and chosen is OutputFormat.CSV else f"write_{chosen}"
-    by_arrow = chosen in {OutputFormat.CSV, OutputFormat.PARQUET}
-    module = "pipeline.lake.query_files" if by_arrow else "pipeline.lake.query_result"
+    as_file = chosen in {OutputFormat.CSV, *_FILES_ONLY}
+    module = "pipeline.lake.export" if as_file else "pipeline.lake.query_result"
     replace_handlers(end_process, interrupt_command)  # no signal interrupts the import
     write: Callable[..., int] = getattr(importlib.import_module(module), name)
     replace_handlers(interrupt_command, end_process)
@@ -178,3 +182,14 @@ def _write_result(lake: "duckdb.DuckDBPyConnection", query: str, write: Callable
     result = lake.sql(query)
     with open_output(target) as file:
         return write(result, file)
+
+
+def _write_table(result: "duckdb.DuckDBPyRelation", target: IO[bytes]) -> int:
+    """Write the first rows as an aligned table, without Arrow: its import takes half as long as that of DuckDB."""
+    rows = cast_to_text(result, frozenset()).limit(_TABLE_ROWS + 1).fetchall()
+    note = ", the first rows of more; use --format for all rows" if len(rows) > _TABLE_ROWS else ""
+    first_rows = rows[:_TABLE_ROWS]
+    is_screen = target is sys.stdout.buffer and sys.stdout.isatty()
+    text = format_table(result.columns, first_rows, null="NULL", unit="row", note=note, is_screen=is_screen)
+    target.write(text.encode("utf-8", "backslashreplace"))
+    return len(first_rows)

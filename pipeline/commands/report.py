@@ -21,11 +21,18 @@ from pipeline.lake.reader import open_catalog, open_ledger_readonly, run_interru
 from pipeline.lake.request_log import ReportJobFile, open_request_log
 from pipeline.logs import to_one_line
 from pipeline.process import run_async
-from pipeline.reports.batches import make_batches, name_pdf
 from pipeline.reports.job import JobResult, publish_if_unlocked, run_job
 from pipeline.reports.models import CatalogState, JobOptions, Manifest, ManifestFile
-from pipeline.reports.run_state import MAX_OUTSTANDING_REPORTS, RunOptions
-from pipeline.reports.selection import Selection, SelectionKind, describe_unorderable, read_ids, select_files
+from pipeline.reports.ordering import MAX_OUTSTANDING_REPORTS
+from pipeline.reports.selection import (
+    Selection,
+    SelectionKind,
+    describe_unorderable,
+    make_batches,
+    name_pdf,
+    read_ids,
+    select_files,
+)
 from pipeline.reports.signing import sign
 from pipeline.settings import Settings, require_base_url
 
@@ -180,7 +187,7 @@ def run(
             request_log,
             out,
             options,
-            RunOptions(timeout),
+            timeout_seconds=timeout,
             select_files=partial(_select_and_warn, settings, selection),
             publish=partial(publish_if_unlocked, settings, "report"),
             sign=signer,

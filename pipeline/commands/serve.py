@@ -21,11 +21,10 @@ from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.live_state import read_live_state
 from pipeline.lake.models import RunRecord
 from pipeline.lake.reader import run_interruptibly
-from pipeline.monitoring.failures import find_failures
+from pipeline.monitoring.run_history import find_failures
 from pipeline.pages.catalog_access import CatalogAccess
 from pipeline.pages.dashboard import GENERATOR, LedgerState, load_dashboard, render_dashboard
-from pipeline.pages.server import serve as serve_pages
-from pipeline.pages.site import BrowseSite
+from pipeline.pages.site import Site
 from pipeline.publish_after_run import read_publish_record
 from pipeline.publish_outcome import PublishOutcome
 from pipeline.settings import Settings
@@ -90,8 +89,9 @@ def _serve(context: CommandContext, settings: Settings, port: int) -> ExitCode:
         sys.stdout.flush()
 
     access = CatalogAccess(settings)
-    site = BrowseSite(access, settings.lake.resolve().name, lambda: _read_source(settings))
-    asyncio.run(serve_pages(partial(_render, settings, access, is_served=True), site, port, announce))
+    render = partial(_render, settings, access, is_served=True)
+    site = Site(access, settings.lake.resolve().name, partial(_read_source, settings), render)
+    asyncio.run(site.serve(port, announce))
     if access.is_stuck:  # DuckDB's thread would wake up in an interpreter that ends, and abort the process
         os._exit(ExitCode.OK)
     return ExitCode.OK
@@ -139,9 +139,8 @@ def _render(settings: Settings, access: CatalogAccess, *, is_served: bool) -> st
 
 def _read_ledger(settings: Settings) -> LedgerState:
     ledger = LedgerState(source=_read_source(settings))
-    if (record := read_publish_record(settings)) is not None:
-        remote = str(PublishOutcome.from_record(record))
-        ledger = replace(ledger, remote=remote, is_remote_behind=record["problem"] is not None)
+    if (record := read_publish_record(settings)) is not None and record["problem"] is not None:
+        ledger = replace(ledger, remote_problem=str(PublishOutcome.from_record(record)))
     state = read_live_state(settings.lake, runs=_MAX_RUNS)
     if state is None:
         return ledger

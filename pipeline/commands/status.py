@@ -17,7 +17,7 @@ from pipeline.lake.live_state import LiveState, read_live_state
 from pipeline.lake.models import RunRecord
 from pipeline.lake.reader import fetch_dicts, has_catalog, open_catalog
 from pipeline.logs import to_one_line
-from pipeline.monitoring.failures import Failures, find_failures
+from pipeline.monitoring.run_history import Failures, find_failures
 from pipeline.publish_outcome import PublishOutcome
 from pipeline.results import to_json_value
 from pipeline.settings import Settings
@@ -55,7 +55,6 @@ class Freshness(Struct, frozen=True):
     deleted_files: int = 0
     rejects: int = 0
     last_verify_at: datetime | None = None
-    missing_includes: str | None = None
 
 
 class RunStatus(Struct, frozen=True):

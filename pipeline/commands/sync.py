@@ -14,20 +14,18 @@ from pipeline.command_options import Excludes
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
-from pipeline.maintenance.compact import compact_if_due
+from pipeline.lake.compaction import compact_if_due
 from pipeline.maintenance.writable_lake import open_writable_lake
-from pipeline.monitoring.after_run import LakeBefore, LakeStats, RunDelta, measure_delta, monitored_run
-from pipeline.monitoring.killed_runs import record_killed_sync
-from pipeline.monitoring.run_result import RunResult
+from pipeline.monitoring.after_run import LakeStats, RunDelta, measure_delta, monitored_run, record_killed_sync
+from pipeline.monitoring.run_history import RunResult
 from pipeline.process import run_async
 from pipeline.publish_after_run import publish_in_subprocess
 from pipeline.publish_outcome import PublishOutcome
 from pipeline.results import to_json_value
 from pipeline.run_summaries import format_sync_summary, format_verification
 from pipeline.settings import Settings, require_base_url
-from pipeline.sync.regular_verify import VerifyStopped, verify_if_due
 from pipeline.sync.sync import SyncSummary, TimeRange, sync
-from pipeline.sync.verify import VerifyResult
+from pipeline.sync.verify import VerifyResult, VerifyStopped, verify_if_due
 from pipeline.time_bounds import parse_range
 
 GROUP: Final = "Fetch data"
@@ -100,10 +98,9 @@ def _sync(
     progress = context.progress()
     prints_summary = not (context.as_json or context.quiet)
     with open_writable_lake(settings, "sync", must_exist=False, token=token) as lake:
-        before = LakeBefore.read_from(lake)
+        before = lake.ledger.last_snapshot(), lake.ledger.next_commit_seq()
         summary = run_async(sync(lake, settings, token, time_range, progress, accept_new_base_url=accept_new_base_url))
-        stored = summary.files_stored
-        delta = measure_delta(lake, before, run_id=summary.run_id, stored=stored, last=progress.last)
+        delta = measure_delta(lake, summary.run_id, summary.files_stored, before, progress.last)
         if prints_summary:
             is_partial = time_range.is_explicit and not time_range.full
             sys.stdout.write(format_sync_summary(summary, delta, LakeStats.read_from(lake), is_partial=is_partial))

@@ -12,8 +12,7 @@ from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.reader import fetch_dicts, has_catalog, open_catalog
 from pipeline.pages.catalog_access import BrowsedTable, list_catalog_tables
 from pipeline.text_tables import format_table
-from schemas.references import find_reference
-from schemas.tables import TABLES, Table
+from schemas.tables import TABLES, Table, find_reference
 
 if TYPE_CHECKING:
     import duckdb

@@ -1,7 +1,7 @@
 """Collects finished files into batches and passes them to the sink.
 
-At most three batches exist at a time: one is collected, one is written, one is committed. Batches are committed
-one at a time, in the order in which they were collected.
+At most two batches exist at a time: one is collected while the other is stored. Batches are stored one at a time, in
+the order in which they were collected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pipeline.crawl.models import CommitBatch
 from pipeline.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine
     from typing import Any
 
     from pipeline.crawl.details import FetchResult
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from pipeline.crawl.models import CrawlOptions, ListedWindow
     from schemas.file_versions import Tombstone
 
-    Commit = Callable[[], Coroutine[Any, Any, None]]
-    Sink = Callable[[CommitBatch], Awaitable[Commit | None]]
+    Sink = Callable[[CommitBatch], Coroutine[Any, Any, None]]
 
-_MAX_PENDING_BATCHES: Final = 2  # batches' worth of files; a commit is short and soon frees its share
+_MAX_PENDING_BATCHES: Final = 2  # batches' worth of files
 # A kill costs what is not committed. So the first batches of a run are small, later ones a share of its work.
 _INITIAL_BATCH_FILES: Final = 160
 _BATCH_GROWTH_DIVISOR: Final = 8
@@ -41,7 +40,7 @@ class Batcher:
     """
 
     def __init__(self, options: CrawlOptions, in_flight: InFlightFiles, sink: Sink) -> None:
-        """Create an idle batcher. `sink` writes a batch and returns its commit; None if nothing is left to commit."""
+        """Create an idle batcher. `sink` stores a batch: afterwards it is committed."""
         self._options = options
         self._in_flight = in_flight
         self._sink = sink
@@ -57,9 +56,8 @@ class Batcher:
         self._admission = asyncio.Lock()  # in order: a large file would wait until no small one comes any more
         self._wake = asyncio.Event()
         self._is_finishing = False
-        self._write: asyncio.Future[Commit | None] | None = None
-        self._commit: asyncio.Future[None] | None = None
-        self._close_error: BaseException | None = None  # raised by a write or commit during `close`
+        self._storing: asyncio.Task[None] | None = None
+        self._close_error: BaseException | None = None  # raised by the sink during `close`
         self._cancellation: asyncio.CancelledError | None = None  # arrived during `close`
 
     async def add_file(self, task: FetchTask, result: FetchResult) -> None:
@@ -94,42 +92,18 @@ class Batcher:
         """Commit batches until `finish()` was called and nothing is pending."""
         while not (self._is_finishing and not self._has_pending() and not self._in_flight):
             await self._wait_until_due()
-            if self._has_finished_commit():
-                await self._await_previous_commit()
-                continue
             # At most one full batch: taking more would leave no capacity to collect the next one.
             tasks, batch, units = self._take_batch(self._batch_files)
-            if not batch:
-                self._remove_committed(tasks, units)
-                continue
-            # A cancellation does not stop a write or commit that has begun; `close` waits for it.
-            self._write = asyncio.ensure_future(self._sink(batch))
-            commit = await asyncio.shield(self._write)
-            await self._await_previous_commit()
-            self._write = None
-            self._commit = asyncio.ensure_future(self._commit_batch(commit, tasks, units))
-            self._commit.add_done_callback(lambda _: self._wake.set())
-        await self._await_previous_commit()
+            if batch:
+                # A cancellation does not stop a commit that has begun; `close` waits for it.
+                self._storing = asyncio.create_task(self._sink(batch))
+                await asyncio.shield(self._storing)
+                self._storing = None
+            self._free(units)
+            self._in_flight.on_committed(tasks)
 
     def _has_pending(self) -> bool:
         return bool(self._files or self._listed_windows or self._tombstones)
-
-    def _has_finished_commit(self) -> bool:
-        return self._commit is not None and self._commit.done()
-
-    async def _await_previous_commit(self) -> None:
-        if self._commit is not None:
-            await asyncio.shield(self._commit)
-            self._commit = None
-
-    async def _commit_batch(self, commit: Commit | None, tasks: Sequence[FetchTask], units: int) -> None:
-        if commit is not None:
-            await commit()
-        self._remove_committed(tasks, units)
-
-    def _remove_committed(self, tasks: Sequence[FetchTask], units: int) -> None:
-        self._free(units)
-        self._in_flight.on_committed(tasks)
 
     def _free(self, units: int) -> None:
         self._free_units += units
@@ -140,26 +114,15 @@ class Batcher:
 
         After a storage failure nothing more is committed. Raises the error of a commit, unless it is `failure`.
         """
-        succeeded = await self._await_uncancelled(self._commit, failure)
-        if self._write is not None:
-            succeeded = await self._await_write_and_commit(self._write, failure, commit=succeeded)
+        succeeded = await self._await_uncancelled(self._storing, failure)
         if succeeded and self._cancellation is None and not isinstance(failure, OSError | StorageError):
             _, batch, _ = self._take_batch()
             if batch:
-                await self._await_write_and_commit(asyncio.ensure_future(self._sink(batch)), failure)
+                await self._await_uncancelled(asyncio.create_task(self._sink(batch)), failure)
         if (error := self._close_error or self._cancellation) is not None:
             raise error
 
-    async def _await_write_and_commit(
-        self, write: asyncio.Future[Commit | None], failure: BaseException | None, *, commit: bool = True
-    ) -> bool:
-        """Wait for a write and, if `commit` is set, commit it. Return whether both succeeded."""
-        if not await self._await_uncancelled(write, failure) or not commit:
-            return False
-        commit_call = write.result()
-        return commit_call is None or await self._await_uncancelled(asyncio.ensure_future(commit_call()), failure)
-
-    async def _await_uncancelled(self, work: asyncio.Future[Any] | None, failure: BaseException | None) -> bool:
+    async def _await_uncancelled(self, work: asyncio.Task[None] | None, failure: BaseException | None) -> bool:
         """Wait for `work` even if cancelled, so that no task is left behind. Return whether it succeeded."""
         while work is not None and not work.done():
             try:
@@ -188,7 +151,7 @@ class Batcher:
     async def _wait_until_due(self) -> None:
         interval = self._options.commit_every_seconds
         while True:
-            if self._pending_units >= self._batch_files or self._has_finished_commit():
+            if self._pending_units >= self._batch_files:
                 return
             if self._is_finishing and len(self._files) == len(self._in_flight):
                 return

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final
 from pipeline.client.protocol import ListItem
 from pipeline.crawl.batcher import Batcher
 from pipeline.crawl.details import DetailFetcher, FetchResult
-from pipeline.crawl.fetch_workers import FetchWorkers
-from pipeline.crawl.in_flight import InFlightFiles
+from pipeline.crawl.in_flight import FetchWorkers, InFlightFiles
 from pipeline.crawl.listing import WindowReader
 from pipeline.crawl.models import CrawlStats, ListedWindow, ListObservation, SharedFileIdError, parse_reference
 from pipeline.crawl.windows import ALL_TIME
@@ -157,8 +156,7 @@ class Crawler:
         self.stats.inconsistent_windows += not result.is_consistent
         await self._in_flight.submit(result.items, pending)
         if not result.sub_windows:
-            for _ in pending.rejects:
-                self._count_reject()
+            self.stats.rejects += len(pending.rejects)
             batcher.add_window(pending)
         return result.sub_windows
 
@@ -195,15 +193,6 @@ class Crawler:
         elif (tombstone := await self._fetcher.check_deleted(key)) is not None:
             batcher.add_deleted(tombstone)
 
-    def _count_reject(self) -> None:
-        self.stats.rejects += 1
-        max_rejects = self._options.max_rejects
-        if max_rejects is not None and self.stats.rejects > max_rejects:
-            raise ProtocolError(
-                f"The run has more than {max_rejects} rejects (max_rejects).",
-                hint="Check meta.rejects; raise max_rejects if they are acceptable.",
-            )
-
     # Fetching
 
     async def _fetch_file(self, batcher: Batcher) -> int:
@@ -219,7 +208,7 @@ class Crawler:
 
     def _update_stats(self, result: FetchResult) -> None:
         if result.reject is not None:
-            self._count_reject()
+            self.stats.rejects += 1
         elif result.version is None:
             self.stats.deleted += 1
         else:

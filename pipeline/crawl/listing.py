@@ -1,44 +1,233 @@
-"""Reads one window: in one response, split into sub-windows that fit, or by pages until the list is consistent."""
+"""Reads lists: single pages, and windows in one response, in sub-windows that fit, or by pages until two reads agree.
+
+Single pages show how large the service's pages are, and which of its counts are right.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from array import array
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Struct
+from msgspec.structs import replace
 
-from pipeline.crawl.models import parse_reference
-from pipeline.crawl.pages import (
-    MAX_EMPTY_PAGES,
-    FileKey,
-    PageReader,
-    empty_pages_error,
-    get_ids,
-    get_key,
-    get_keys,
-    get_timestamps,
+from pipeline.client.errors import RetriesExhaustedError
+from pipeline.crawl.models import SharedFileIdError, parse_reference
+from pipeline.crawl.windows import (
+    MAX_SECOND,
+    MIN_SECOND,
+    MIN_WINDOW_SECONDS,
+    Window,
+    split_by_time,
+    split_by_timestamps,
 )
-from pipeline.crawl.windows import MIN_WINDOW_SECONDS, Window, split_by_time, split_by_timestamps
 from pipeline.errors import ProtocolError
-from schemas.timestamps import SECOND
+from pipeline.logs import get_logger
+from schemas.timestamps import DAY, SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from pipeline.client.client import Client
     from pipeline.client.protocol import ListItem, ListPage
     from pipeline.crawl.models import CrawlOptions
     from schemas.requests import FileQuery
 
+_MAX_EMPTY_PAGES: Final = 3
+_DAY_SECONDS: Final = DAY // SECOND
+FileKey = tuple[int | None, int | None]
+"""Id and instance id of a list item."""
+_PageKind = tuple[bool, int]  # whether a query has includes, and its page size
+_Result = TypeVar("_Result")
+_log = get_logger()
 _MAX_PASSES: Final = 5
-_PAGE_CONCURRENCY: Final = 32
 _MAX_PAGES: Final = 4_000  # of one list: a million files, or a service that reports pages without end
 _MAX_MOVED_FILES: Final = 5  # files by which a total and the pages may differ while files change
-_MAX_SAMPLED_FILES: Final = 50_000  # a window with more is split by time first, so that memory stays bounded
+_MAX_SAMPLED_FILES: Final = 20_000  # a window with more is split by time first, so that memory stays bounded
 _MAX_SPLITS: Final = 16
 _MAX_SEARCH_PAGES: Final = 8
 _MAX_SINGLE_LOOKUPS: Final = 10
+
+
+class PageReader:
+    """Reads single pages, and learns the real page size of the service.
+
+    If a page is larger than the client accepts, it asks for pages of half as many files, until they fit.
+    """
+
+    def __init__(self, client: Client, options: CrawlOptions) -> None:
+        """Create a reader. `fetch` raises `SharedFileIdError` if a page shows that two files share an id."""
+        self._client = client
+        self._options = options
+        self._page_divisor = 1  # by which pages are smaller than the service allows
+        self._page_caps: dict[_PageKind, int] = {}  # the service's largest page
+        self._proven_sizes: dict[_PageKind, int] = {}  # smallest page that a page with files followed
+        self._has_counts = False  # the service has reported a total or a number of pages
+        self._counts_are_wrong = False  # it has announced files that it does not have
+        self._is_filter_checked = False
+
+    def get_page_limit(self) -> int:
+        """Return how many files fit in one response with includes that is seen to be complete."""
+        query = self.create_query()
+        limit = min(query.page_size, self._page_caps.get(_page_kind(query), query.page_size))
+        # Without counts a full page does not show whether it is the last one: leave one place free.
+        return limit if self._has_counts else max(1, limit - 1)
+
+    def create_query(
+        self, window: Window | None = None, *, cheap: bool = False, reference: str | None = None
+    ) -> FileQuery:
+        """Return the query of a window or of a reference, with pages that fit; `cheap` means without includes."""
+        query = self._options.query(window, cheap=cheap, reference=reference)
+        if self._page_divisor == 1:
+            return query
+        return query.model_copy(update={"limit": max(1, query.page_size // self._page_divisor)})
+
+    async def retry_with_smaller_pages(self, read: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Return what `read` returns. As long as a page is too large, halve the pages and read again."""
+        while True:
+            divisor = self._page_divisor
+            try:
+                return await read()
+            except RetriesExhaustedError as error:
+                if error.kind != "size":
+                    raise
+                if self.create_query().page_size == 1:
+                    error.hint = "One file alone is too large: set `includes` to fewer parts of a file."
+                    raise
+            if divisor == self._page_divisor:  # no other window has halved them since
+                self._page_divisor *= 2
+                files = self.create_query().page_size
+                _log.warning("pages.halved", files=files, hint="A page of the list is too large.")
+
+    async def fetch(self, query: FileQuery, number: int, window: Window | None) -> ListPage:
+        """Fetch one page. Its `has_next` is None if the service does not show whether there is a next one."""
+        page = await self._client.list_files(query, page=number)
+        self.check_instances(page.items, {})
+        if window is not None:
+            _check_bounds(window, page.items)
+        if self._client.has_contradicted_itself and not self._counts_are_wrong:
+            self.distrust_counts(page, "The counts of the list contradict its pages, or each other.")
+        if self._counts_are_wrong:
+            page = page.without_counts()
+        self._has_counts |= page.total is not None or page.last_page is not None
+        if page.items and (page.has_next or len(page.items) >= query.page_size):
+            self._page_caps[_page_kind(query)] = len(page.items)
+        if page.has_next is False and not self._client.has_announced_next:
+            # A link that is always null means as little as no link, and a total may count the page alone.
+            return replace(page, has_next=None)
+        return page
+
+    async def check_counts(self, page: ListPage, query: FileQuery, window: Window) -> ListPage:
+        """Return the first page of a window, without its counts if they announce files that no page has.
+
+        A page shorter than those of this service announces more only by mistake: the next pages show whose.
+        """
+        kind = _page_kind(query)
+        if not page.has_next or len(page.items) >= self._proven_sizes.get(kind, query.page_size):
+            return page
+        following = page
+        for number in range(2, 2 + _MAX_EMPTY_PAGES):
+            following = await self.fetch(query, number, window)
+            if following.items:
+                self._proven_sizes[kind] = max(1, len(page.items))
+                return page
+            if not following.has_next:
+                break
+        if following.has_next_link:
+            raise _empty_pages_error(_MAX_EMPTY_PAGES)
+        self._page_caps.pop(kind, None)  # the count of this page alone had set it
+        return self.distrust_counts(page)
+
+    def distrust_counts(
+        self, page: ListPage, reason: str = "The list announces files that it does not have."
+    ) -> ListPage:
+        """Ignore the service's counts from now on. Return the page without them."""
+        if not self._counts_are_wrong:
+            _log.warning("counts.wrong", total=page.total, hint=reason)
+        self._counts_are_wrong, self._has_counts = True, False
+        return page.without_counts()
+
+    def check_instances(self, items: Iterable[ListItem], instances: dict[int, int]) -> None:
+        """Raise `SharedFileIdError` if two instances share an id. `instances` are those seen so far, by id."""
+        if self._options.identity == "file_id":
+            return
+        for item in items:
+            if item.id is None or item.instance_id is None:
+                continue
+            if instances.setdefault(item.id, item.instance_id) != item.instance_id:
+                raise SharedFileIdError
+
+    async def is_complete(self, page: ListPage, query: FileQuery, window: Window) -> bool:
+        """Return whether `page` is the whole list. Until the page size is known, a further page may have to show it."""
+        if page.has_next is not None:
+            return not page.has_next
+        kind = _page_kind(query)
+        if len(page.items) >= self._page_caps.get(kind, query.page_size):
+            return False
+        if not page.items or kind in self._page_caps:
+            return True
+        following = await self.fetch(query, 2, window)
+        if page.total == len(page.items) and get_ids(following.items) == get_ids(page.items):
+            return True  # the service ignores the page number, and its total is what this page has
+        if following.items:
+            self._page_caps[kind] = len(page.items)
+            return False
+        # Between the two calls a file may have moved up to the first page.
+        again = await self.fetch(query, 1, window)
+        return len(again.items) == len(page.items) and get_keys(again.items) == get_keys(page.items)
+
+    async def check_filter_is_honoured(self) -> None:
+        """Request two windows that must be empty: without timestamps only that shows that the filter works."""
+        if self._is_filter_checked:
+            return
+        for window in (Window(MIN_SECOND, MIN_SECOND + _DAY_SECONDS), Window(MAX_SECOND - _DAY_SECONDS, MAX_SECOND)):
+            page = await self._client.list_files(self.create_query(window, cheap=True))
+            if page.items:
+                raise _filter_ignored_error()
+        self._is_filter_checked = True
+
+
+def _empty_pages_error(count: int) -> ProtocolError:
+    """Return the error for a list that has no end."""
+    return ProtocolError(f"GET /files: {count} empty pages in a row announce a next page.")
+
+
+def get_key(item: ListItem) -> FileKey:
+    """Return the key of a list item."""
+    return item.id, item.instance_id
+
+
+def get_keys(items: Iterable[ListItem]) -> set[FileKey]:
+    """Return the keys of the items that have an id."""
+    return {get_key(item) for item in items if item.id is not None}
+
+
+def get_ids(items: Iterable[ListItem]) -> tuple[int | None, ...]:
+    """Return the ids and instance ids, by which repeated pages are found."""
+    return tuple(number for item in items for number in (item.id, item.instance_id))
+
+
+def get_timestamps(items: Iterable[ListItem]) -> list[int]:
+    """Return the update times in seconds, of the items that have one."""
+    return [item.updated_at // SECOND for item in items if item.updated_at is not None]
+
+
+def _check_bounds(window: Window, items: Iterable[ListItem]) -> None:
+    timestamps = get_timestamps(items)
+    outside = sum(not window.may_contain(timestamp) for timestamp in timestamps)
+    # One or two files may be updated while the answer is created; a service that filters has no more.
+    if outside > max(2, len(timestamps) // 2):
+        raise _filter_ignored_error()
+
+
+def _filter_ignored_error() -> ProtocolError:
+    return ProtocolError(
+        "GET /files returns files outside updated_start and updated_end.",
+        hint="Check that base_url is the file service; without these filters no sync can be complete.",
+    )
+
+
+def _page_kind(query: FileQuery) -> _PageKind:
+    return bool(query.include), query.page_size
 
 
 class WindowResult(Struct, frozen=True):
@@ -69,14 +258,6 @@ class PagedList(Struct, frozen=True):
         return get_keys(self.items)
 
 
-class _Sample(Struct):
-    """What is kept of some pages: timestamps in seconds, the number of files, instance ids by id."""
-
-    timestamps: array[int] = field(default_factory=lambda: array("q"))
-    files: int = 0
-    instances: dict[int, int] = field(default_factory=dict)
-
-
 class WindowReader:
     """Reads windows, and splits those that are too large for one response."""
 
@@ -88,7 +269,6 @@ class WindowReader:
         self._options = options
         self._now = now
         self._pages = PageReader(client, options)
-        self._sampling = asyncio.Semaphore(_PAGE_CONCURRENCY)  # shared by all samples
 
     async def read(self, window: Window) -> WindowResult:
         """Read `window`, or return the sub-windows to split it into."""
@@ -143,45 +323,24 @@ class WindowReader:
         if page.items and all(item.updated_at is None for item in page.items):
             await self._pages.check_filter_is_honoured()
         elif total <= _MAX_SAMPLED_FILES:
-            sub_windows = split_by_timestamps(window, await self._sample_timestamps(window), limit)
+            sub_windows = split_by_timestamps(window, await self._sample_timestamps(window, page), limit)
             if len(sub_windows) > 1 or sub_windows[0].overflows:
                 return sub_windows
         pieces = min(max(2, total // limit), _MAX_SPLITS)
         return split_by_time(window, known=get_timestamps(page.items), now=self._now(), pieces=pieces)
 
-    async def _sample_timestamps(self, window: Window) -> Sequence[int]:
-        """Return the sorted timestamps of a window in seconds. Read by pages, so good for planning only."""
-        query = self._pages.create_query(window, cheap=True)
-        sample = _Sample()
-        page = await self._add_page(query, 1, window, sample)
-        if page.total is not None and page.items:
-            last = min(-(-page.total // len(page.items)), _MAX_PAGES)
-            for first in range(2, last + 1, _PAGE_CONCURRENCY):
-                numbers = range(first, min(first + _PAGE_CONCURRENCY, last + 1))
-                files_before = sample.files
-                await _gather(self._add_page(query, number, window, sample) for number in numbers)
-                if sample.files == files_before:
-                    break  # the list has fewer files than the service counted
-        else:
-            page_hashes = set[int]()
-            number = 1
-            while page.items and page.has_next is not False and sample.files < _MAX_SAMPLED_FILES:
-                page_hashes.add(hash(get_ids(page.items)))
-                number += 1
-                page = await self._add_page(query, number, window, sample)
-                if hash(get_ids(page.items)) in page_hashes:
-                    break  # the service repeats its pages; the timestamps read so far must do
-        if page.total is not None and sample.files + max(_MAX_MOVED_FILES, page.total // 10) < page.total:
-            self._pages.distrust_counts(page)
-        return array("q", sorted(sample.timestamps))
+    async def _sample_timestamps(self, window: Window, page: ListPage) -> Sequence[int]:
+        """Return the sorted timestamps of a window in seconds. Read by pages, so good for planning only.
 
-    async def _add_page(self, query: FileQuery, number: int, window: Window, sample: _Sample) -> ListPage:
-        async with self._sampling:
-            page = await self._pages.fetch(query, number, window)
-        self._pages.check_instances(page.items, sample.instances)
-        sample.timestamps.extend(get_timestamps(page.items))
-        sample.files += len(page.items)
-        return page
+        Empty for a list without an end. `page` is the first page with includes.
+        """
+        try:
+            pages = await self._read_all_pages(self._pages.create_query(window, cheap=True), window)
+        except ProtocolError:
+            return ()
+        if page.total is not None and len(pages.items) + max(_MAX_MOVED_FILES, page.total // 10) < page.total:
+            self._pages.distrust_counts(page)
+        return sorted(get_timestamps(pages.items))
 
     # Many pages
 
@@ -246,8 +405,8 @@ class WindowReader:
 
 def _check_pagination_ends(page: ListPage, number: int, empty_pages: int, page_hashes: set[int]) -> None:
     """Raise if a list has pages without end. `page_hashes` are those of the pages so far."""
-    if empty_pages == MAX_EMPTY_PAGES:
-        raise empty_pages_error(empty_pages)
+    if empty_pages == _MAX_EMPTY_PAGES:
+        raise _empty_pages_error(empty_pages)
     if number >= _MAX_PAGES:
         raise ProtocolError(f"GET /files: page {number} of one list announces a next page.")
     page_hash = hash(get_ids(page.items))
@@ -261,13 +420,3 @@ def _check_pagination_ends(page: ListPage, number: int, empty_pages: int, page_h
 def _has_version(items: dict[FileKey, ListItem], item: ListItem) -> bool:
     listed = items.get(get_key(item))
     return listed is not None and listed.updated_at == item.updated_at
-
-
-async def _gather(calls: Iterable[Coroutine[None, None, object]]) -> None:
-    try:
-        async with asyncio.TaskGroup() as group:
-            for call in calls:
-                group.create_task(call)
-    except BaseExceptionGroup as failures:
-        failure = failures.exceptions[0]
-        raise failure from failure.__cause__  # without the group around it

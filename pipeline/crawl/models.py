@@ -38,7 +38,6 @@ class CrawlOptions(Struct, frozen=True):
     commit_every_files: int = 1_000
     commit_every_seconds: float = 3.0
     workers: int = 64
-    max_rejects: int | None = None
     renews_links: bool = False  # a version of an earlier run is out of date if its signed links are
     compare_updated_at_only: bool = False  # a file is up to date if its timestamp is: enough for lists without includes
 

@@ -65,7 +65,7 @@ def add_span(coverage: Coverage, start: int | None, end: int | None) -> Coverage
     """Return the coverage with one more span."""
     if start is not None and end is not None and end <= start:
         return coverage
-    spans = sorted([*coverage, (start, end)], key=lambda span: _low(span[0]))
+    spans = sorted([*coverage, (start, end)], key=lambda span: -math.inf if span[0] is None else span[0])
     merged: list[tuple[int | None, int | None]] = [spans[0]]
     for low, high in spans[1:]:
         last_low, last_high = merged[-1]
@@ -95,34 +95,12 @@ def remove_span(coverage: Coverage, start: int | None, end: int | None) -> Cover
     return tuple(remaining)
 
 
-def uncovered_windows(coverage: Coverage, since: int | None, until: int | None) -> list[Window]:
-    """Return the windows of [since, until) that are not covered, oldest first."""
-    windows: list[Window] = []
-    edge, last = _low(since), _high(until)
+def uncovered_windows(coverage: Coverage) -> list[Window]:
+    """Return the windows that are not covered, oldest first."""
+    remaining: Coverage = ((None, None),)
     for start, end in coverage:
-        low, high = _low(start), _high(end)
-        if high <= edge:
-            continue
-        if low >= last:
-            break
-        if low > edge:
-            windows.append(Window(_bound(edge), start))
-        edge = high
-    if edge < last:
-        windows.append(Window(_bound(edge), until))
-    return windows
-
-
-def _low(start: int | None) -> float:
-    return -math.inf if start is None else start
-
-
-def _high(end: int | None) -> float:
-    return math.inf if end is None else end
-
-
-def _bound(second: float) -> int | None:
-    return None if math.isinf(second) else int(second)
+        remaining = remove_span(remaining, start, end)
+    return [Window(start, end) for start, end in remaining]
 
 
 def split_by_timestamps(window: Window, timestamps: Sequence[int], limit: int) -> list[Window]:

@@ -1,4 +1,4 @@
-"""POST /reports and the URLs of the generated reports."""
+"""POST /reports with the URLs of the generated reports, and GET /share with the e-mails that the service sends."""
 
 import asyncio
 import secrets
@@ -6,17 +6,24 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from random import Random
 from typing import Any
+from zoneinfo import available_timezones
 
 import msgspec
+from multidict import MultiMapping
 
-from pipeline.emulator import pdf, shares
+from pipeline.emulator import pdf, timestamps
 from pipeline.emulator.documents import DocumentRenderer
 from pipeline.emulator.http import HTML, Response, to_html_response, to_json_response
 from pipeline.emulator.options import Quirks
+from pipeline.emulator.world import World
 
 MAX_FILES = 100
+_NO_CACHE = {"Cache-Control": "no-cache"}
+_MAX_TEXT_LENGTH = 255
+_LIST_RECIPIENTS = 3
 
 
 @dataclass(slots=True)
@@ -133,7 +140,7 @@ def _parse_order(body: bytes) -> _Order:
     zone = settings.get("dateTime.zone", nested.get("zone", "UTC") if isinstance(nested, dict) else "UTC")
     if settings.get("format", "pdf") != "pdf":
         raise ValueError("INVALID FORMAT")
-    if zone not in shares.list_time_zones():
+    if zone not in _list_time_zones():
         raise ValueError("INVALID TIMEZONE")
     return order
 
@@ -146,3 +153,54 @@ def _build_not_ready_response(quirks: Quirks) -> Response:
             return to_html_response("Your report is being generated")
         case _:
             return to_html_response("Not available", int(quirks.report_not_ready))
+
+
+# Shares
+
+
+@dataclass(slots=True)
+class Shares:
+    """References of the links of one service, and the e-mails for them, as (recipient, reference)."""
+
+    world: World
+    by_secret: dict[str, str] = field(default_factory=dict)
+    emails: list[tuple[str, str]] = field(default_factory=list)
+
+    def create(self, args: MultiMapping[str], origin: str) -> Response:
+        """Create a link to a file with a reference."""
+        for name in ("reference", "customer_reference"):
+            if len(args.get(name, "")) > _MAX_TEXT_LENGTH:
+                return build_share_error(422, f"{name.upper()} TOO LONG")
+        if args.get("timezone", "UTC") not in _list_time_zones():
+            return build_share_error(422, "INVALID TIMEZONE")
+        try:
+            timestamps.parse_timestamp(args.get("expires", "2000-01-01"))
+        except ValueError:
+            return build_share_error(422, "INVALID EXPIRES")
+        reference = args.get("reference", "")
+        if not self.world.by_reference.get(reference):
+            return build_share_error(404, "NO FILE FOUND")
+        secret = secrets.token_urlsafe(24)
+        self.by_secret[secret] = reference
+        self._send_emails(args, reference)
+        body = {"response": "success", "status": "SHARE CREATED", "share_url": f"{origin}/s/{secret}"}
+        return to_json_response(body, 200, _NO_CACHE)
+
+    def _send_emails(self, args: MultiMapping[str], reference: str) -> None:
+        if args.get("send_email", "true").lower() in {"false", "0", "no", "off"}:
+            return
+        if args.get("email"):
+            self.emails.append((args["email"], reference))
+        if args.get("dl"):
+            self.emails.extend((f"{args['dl']}#{n}", reference) for n in range(_LIST_RECIPIENTS))
+
+
+def build_share_error(status: int, text: str) -> Response:
+    """Return an error response of /share."""
+    return to_json_response({"response": "error", "status": text}, status, _NO_CACHE)
+
+
+@cache
+def _list_time_zones() -> frozenset[str]:
+    """Return the names in the time zone database."""
+    return frozenset(available_timezones())

@@ -1,4 +1,8 @@
-"""The emulated service: world, documents, faults, counters and request log, behind an HTTP server."""
+"""The emulated service: world, documents, faults, counters and request log, behind an HTTP server.
+
+Routes under /_emulator/ show and change it: for the demo, the benchmarks and people. They need no token, because the
+emulator listens on 127.0.0.1 only. GET /_emulator/ lists them.
+"""
 
 import asyncio
 import contextlib
@@ -8,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qsl, unquote
 
+import msgspec
 from aiohttp import web
 from multidict import MultiDict
 
-from pipeline.emulator import control, paging, search, shares
+from pipeline.emulator import listing
 from pipeline.emulator.documents import DocumentRenderer
 from pipeline.emulator.faults import FaultInjector, ScriptedFault
 from pipeline.emulator.http import (
@@ -25,8 +30,7 @@ from pipeline.emulator.http import (
 )
 from pipeline.emulator.image_host import ImageHost
 from pipeline.emulator.options import Faults, ImageOptions, Quirks, WorldPlan, replace_fields
-from pipeline.emulator.reports import Reports
-from pipeline.emulator.shares import Shares
+from pipeline.emulator.reports import Reports, Shares, build_share_error
 from pipeline.emulator.world import World, run_churn
 
 DEFAULT_TOKEN = "ZW11L2xhdG9yK3NjYW5sYWtlLXRva2Vu/+8="  # noqa: S105 (not a secret; needs URL encoding on purpose)
@@ -34,6 +38,16 @@ IMAGE_ORIGIN = "https://images.example.invalid"
 HOST = "127.0.0.1"  # also the control routes, which need no token, are for this machine only
 _UNAUTHORIZED = to_json_response({"response": "error", "status": "Unauthorized"}, 401)
 ENDPOINTS = ("list", "detail", "share", "report", "poll", "download", "other")
+_CONTROL_PREFIX = "/_emulator/"
+
+_CONTROL_HELP = """\
+GET  /_emulator/state    files, and requests by endpoint and status, e-mails, leaked tokens, stray requests
+GET  /_emulator/truth    all files, one JSON object per line: key, id, scan_code, updated, item, detail
+POST /_emulator/world    {"op": "create", "n": 10} | {"op": "update|close|reopen|delete", "ids": [1, 2] or "n": 5}
+POST /_emulator/faults   fields of Faults
+POST /_emulator/churn    {"rate": 5} changes per second
+POST /_emulator/reset    clear the counters and the log
+"""
 
 
 class LoggedRequest(NamedTuple):
@@ -224,8 +238,8 @@ class Emulator:
         """Handle one request; all requests except control are counted and may get a fault."""
         raw_path = request.raw_path
         path, _, query = raw_path.partition("?")
-        if path.startswith(control.PREFIX):
-            return await control.handle_request(self, request, path)
+        if path.startswith(_CONTROL_PREFIX):
+            return await _handle_control(self, request, path)
         self.in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
         self.requests += 1
@@ -266,7 +280,7 @@ class Emulator:
             return to_json_response({"message": "Not Found"}, 404), endpoint
         if not self._is_authorized(request, args):
             if endpoint == "share":
-                return shares.build_error_response(401, "Unauthorized"), endpoint
+                return build_share_error(401, "Unauthorized"), endpoint
             return _UNAUTHORIZED, endpoint
         if request.method != ("POST" if endpoint == "report" else "GET"):
             return to_json_response({"message": "Method Not Allowed"}, 405), endpoint
@@ -284,14 +298,14 @@ class Emulator:
     def _list_files(self, raw_path: str, args: MultiDict[str]) -> Response:
         documents, quirks = self.documents, self.quirks
         try:
-            query = search.parse_query(args, quirks)
-        except search.UnprocessableError as error:
+            query = listing.parse_query(args, quirks)
+        except listing.UnprocessableError as error:
             problems = {name: [text] for name, text in error.errors.items()}
             return to_json_response({"message": "The given data was invalid.", "errors": problems}, 422)
-        page = search.search(documents, query, self._rng)
-        location = paging.RequestLocation(raw_path, self.base_url, self.other_url)
+        page = listing.search(documents, query, self._rng)
+        location = listing.RequestLocation(raw_path, self.base_url, self.other_url)
         items = [documents.render_item(record, query.includes, query.lang) for record in page.records]
-        return Response(body=paging.render_list(page, items, location, quirks))
+        return Response(body=listing.render_list(page, items, location, quirks))
 
     def _get_detail(self, path: str, args: MultiDict[str]) -> Response:
         tail = path[14:]
@@ -365,3 +379,54 @@ def build_not_found_response(shape: str) -> Response:
         "response-error": {"response": "error", "status": "NO FILE FOUND"},
     }
     return Response() if shape == "empty" else to_json_response(bodies[shape])
+
+
+# Control
+
+
+async def _handle_control(  # noqa: PLR0911 (one return per route)
+    service: Emulator, request: web.BaseRequest, path: str
+) -> web.StreamResponse:
+    """Return the response to a control request; 400 if it is invalid."""
+    try:
+        match request.method, path.removeprefix(_CONTROL_PREFIX):
+            case "GET", "":
+                return web.Response(text=_CONTROL_HELP)
+            case "GET", "state":
+                return _to_json_response(service.read_state())
+            case "GET", "truth":
+                return web.Response(body=b"\n".join(map(msgspec.json.encode, service.truth())))
+            case "POST", name if name in _OPERATIONS:
+                command = msgspec.json.decode(await request.read() or b"{}", type=dict[str, Any])
+                return _to_json_response({"keys": _OPERATIONS[name](service, command)})
+            case _:
+                return web.Response(text=f"Unknown control route.\n\n{_CONTROL_HELP}", status=404)
+    except KeyError as error:
+        return web.Response(text=f"Unknown file: {error}.", status=400)
+    except (ValueError, TypeError, msgspec.MsgspecError) as error:
+        return web.Response(text=str(error), status=400)
+
+
+def _change_world(world: World, command: dict[str, Any]) -> list[int]:
+    """Change the files of a command, or `n` random ones; return their keys."""
+    count = int(command.get("n", 1))
+    match command.get("op"):
+        case "create":
+            return world.create(count)
+        case "update" | "close" | "reopen" | "delete" as op:
+            keys: list[int] = getattr(world, op)(command.get("ids") or world.pick_random(count))
+            return keys
+        case op:
+            raise ValueError(f"Unknown op {op!r}.\n\n{_CONTROL_HELP}")
+
+
+def _to_json_response(value: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+_OPERATIONS: dict[str, Callable[[Emulator, dict[str, Any]], list[int] | None]] = {
+    "world": lambda service, command: _change_world(service.world, command),
+    "faults": lambda service, command: service.set_faults(**command),
+    "churn": lambda service, command: service.set_churn(float(command.get("rate", 0))),
+    "reset": lambda service, _command: service.reset(),
+}

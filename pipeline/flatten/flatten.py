@@ -22,20 +22,16 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from pipeline.flatten.extra import Drift, JsonObject
+    from pipeline.flatten.rows import JsonObject
 
 
 class FlattenResult(Struct, frozen=True):
-    """Rows of a batch by table, drift counts, rejects and hashes of new definitions.
-
-    `has_detail_forms`: a detail had a submitted form, so the list is not the only call with forms.
-    """
+    """Rows of a batch by table, drift counts, rejects and hashes of new definitions."""
 
     tables: dict[str, pa.Table]
-    drift: Counter[Drift]
+    drift: Counter[tuple[str, str, str]]
     rejects: tuple[Reject, ...]
     definitions: frozenset[str]
-    has_detail_forms: bool
 
 
 _FLATTENED: Final = tuple(table for table in tables.TABLES if table.from_wire)
@@ -84,20 +80,18 @@ def _flatten(versions: Iterable[FileVersion], batch: _Batch) -> FlattenResult:
         except _UnreadableError as error:
             rejects.append(error.reject)
             continue
-        collector.has_detail_forms |= bool(detail and detail.get("form_submits"))
         collector.add_file(version, merge(item, detail, texts_from_list=batch.texts_from_list))
     parts: dict[str, pa.Table] = {}
-    drift: Counter[Drift] = Counter()
+    drift: Counter[tuple[str, str, str]] = Counter()
     misfits: list[Misfit] = []
     for name, rows in collector.rows.items():
         if (part := rows.to_table(batch.run_id, batch.seq)) is not None:
             parts[name] = part
-            drift.update(rows.drift())
+            drift.update(rows.drift)
             misfits += rows.misfits
     if misfits:
         parts[tables.MISFITS.name] = build_misfit_table(misfits, batch.run_id, batch.seq)
-    definitions = frozenset(collector.new_definitions)
-    return FlattenResult(parts, drift, tuple(rejects), definitions, collector.has_detail_forms)
+    return FlattenResult(parts, drift, tuple(rejects), frozenset(collector.new_definitions))
 
 
 def _reject_if_unflattenable(version: FileVersion) -> Reject | None:
@@ -142,7 +136,6 @@ class _RowCollector:
         self._known = known_definitions
         self._hashes: dict[str, str] = {}  # of this batch's definitions, by their JSON
         self.new_definitions: set[str] = set()
-        self.has_detail_forms = False
 
     def add_file(self, version: FileVersion, document: JsonObject) -> None:
         """Add one file with all its children."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from pipeline.flatten.extra import JsonObject, put_unique
+from pipeline.flatten.rows import JsonObject, put_unique
 from schemas.value_types import TEXT, encode_json
 
 _FORM_KEYS: Final = frozenset({"id", "title", "fields", "answers"})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, field
 
-from pipeline.flatten.extra import JsonObject, put_unique
+from pipeline.flatten.rows import JsonObject, put_unique
 from schemas import tables
 from schemas.tables import MergeRule
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from pipeline.client.errors import ANSWER_KINDS, RetriesExhaustedError
 from pipeline.client.factory import create_client, create_image_client
-from pipeline.client.image_downloads import DownloadedImage, ImageAnswer, InvalidLink, RefusedImage
+from pipeline.client.image_client import DownloadedImage, ImageAnswer, InvalidLink, RefusedImage
 from pipeline.client.protocol import NotFound
 from pipeline.crawl.details import detail_for_key
 from pipeline.errors import ServiceUnavailableError, TimeLimitReachedError
@@ -24,11 +24,9 @@ from pipeline.formatting import pluralize
 from pipeline.images.image_writer import MAX_WORKERS, ImageWriter
 from pipeline.images.storing import can_decode
 from pipeline.images.work_list import LINK_KEYS, WorkCounts, WorkList
-from pipeline.lake.image_files import remove_files
 from pipeline.lake.image_records import ImageKey, ImageRecord, ImageState, read_totals
-from pipeline.lake.image_store import CompleteDownload
-from pipeline.lake.reader import open_catalog, open_ledger_readonly
-from pipeline.lake.user_query import limit_address_space
+from pipeline.lake.image_store import CompleteDownload, remove_files
+from pipeline.lake.reader import limit_address_space, open_catalog, open_ledger_readonly
 from pipeline.logs import get_logger
 from pipeline.process import run_async
 from pipeline.progress import ImageProgress, RateEstimator

@@ -9,7 +9,7 @@ from pipeline.atomic_files import clone_file, sha256_file, write_file
 from pipeline.csv_rows import format_csv_row
 from pipeline.errors import SettingsError
 from pipeline.images.work_list import create_chosen_table
-from pipeline.lake.export_folder import staging_path
+from pipeline.lake.export import staging_path
 from pipeline.lake.file_names import to_safe_part
 from pipeline.lake.handover import MANIFEST, NO_LINK, SUMS, ExportedImages, format_sums
 from pipeline.lake.reader import fetch_dicts

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
-from pipeline.client.image_downloads import find_type
+from pipeline.client.image_client import find_type
 from pipeline.errors import StorageError
 from pipeline.formatting import format_bytes
 from pipeline.images.storing import StoreResult
-from pipeline.lake.image_files import remove_files
 from pipeline.lake.image_records import ImageRecord, ImageState, ImageTotals, find_stored, read_totals, write_images
-from pipeline.lake.image_store import CompleteDownload, ImageStore
+from pipeline.lake.image_store import CompleteDownload, ImageStore, remove_files
 from pipeline.lake.layout import translate_os_errors
 from pipeline.worker_process import WorkerEndedError, WorkerProcess
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from pipeline.lake.image_files import ImageFiles
+from pipeline.lake.image_store import ImageFiles
 from pipeline.lake.layout import LakeLayout
 from pipeline.worker_process import serve
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.lake.image_records import ImageKey, ImageKind, iter_states
-from pipeline.lake.user_query import check_query, translate_query_errors
+from pipeline.lake.reader import check_query, translate_query_errors
 
 if TYPE_CHECKING:
     import duckdb

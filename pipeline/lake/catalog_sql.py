@@ -28,8 +28,15 @@ if TYPE_CHECKING:
     from pipeline.lake.layout import LakeLayout
     from schemas.tables import Column, Table
 
+PHYSICAL_SCHEMA: Final = "physical"
+"""Tables that scanlake keeps for itself: tools list the tables of `main` first, so it has only the data."""
+SUPERSEDED_VERSIONS: Final = f"{PHYSICAL_SCHEMA}.superseded_versions"
+PARTS: Final = f"{PHYSICAL_SCHEMA}.parts"
+PART_COLUMNS: Final = Part.__struct_fields__
+CHANGED_FILES: Final = "changed_file"
+"""Temporary table with the `file_id`s whose rows are replaced."""
 _FORMAT: Final = 4
-"""Raise it when `build_tables` writes other rows for the same parts: then no older catalog is updated."""
+"""Raise it when a catalog is built with other rows of the same parts: then no older catalog is updated."""
 _SIGHTS: Final = (
     ("first_seen_at", "_fetched_at", "First fetch of a file with a run under this version (UTC)."),
     (
@@ -51,11 +58,6 @@ ARROW_TYPES: Final = {
 }
 """Arrow type of each SQL type."""
 _SQL_TYPES: Final = {arrow: name for name, arrow in ARROW_TYPES.items()} | {pa.binary(): "BLOB"}
-PHYSICAL_SCHEMA: Final = "physical"
-"""Schema of what scanlake keeps for itself: tools list the tables of `main` first, so that has only data."""
-SUPERSEDED_VERSIONS: Final = f"{PHYSICAL_SCHEMA}.superseded_versions"
-PARTS: Final = f"{PHYSICAL_SCHEMA}.parts"
-PART_COLUMNS: Final = Part.__struct_fields__
 
 
 class CatalogSpec(Struct, frozen=True):
@@ -63,7 +65,6 @@ class CatalogSpec(Struct, frozen=True):
 
     snapshot: SnapshotRecord
     parts: Sequence[Part]
-    has_superseded_rows: bool
 
     def count_rows(self, *, since_seq: int) -> int:
         """Return the number of rows in the parts of tables that came after a commit."""
@@ -82,7 +83,12 @@ def read_spec(db: duckdb.DuckDBPyConnection) -> CatalogSpec:
         "SELECT snapshot, epoch_us(published_at), last_run_id, complete, 0, files, epoch_us(watermark)"
         " FROM meta._freshness"
     ).fetchall()[0]
-    return CatalogSpec(SnapshotRecord(*row), read_parts(db), has_superseded_rows=True)
+    return CatalogSpec(SnapshotRecord(*row), read_parts(db))
+
+
+def read_parts(db: duckdb.DuckDBPyConnection) -> list[Part]:
+    """Return the parts that an open catalog names. Raises `duckdb.Error`."""
+    return [Part(*row) for row in db.execute(f"SELECT {', '.join(PART_COLUMNS)} FROM {PARTS}").fetchall()]
 
 
 class CatalogColumn(Struct, frozen=True):
@@ -137,15 +143,12 @@ def create_empty_tables(db: duckdb.DuckDBPyConnection) -> None:
 
 def select_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table) -> str:
     """Return the query for the current rows of a table, read from its parts."""
-    source = _current_rows_sql(layout, spec, table)
+    source = _read_parts_sql(layout, table.name, spec.parts_of(table.name))
+    if table.is_per_file:
+        source = f"({_filter_superseded_sql(source)})"
     if table.name == WORKFLOW_DEFINITIONS.name:
         source += _LAST_SIGHTS_SQL
     return f"SELECT {', '.join(column.selection for column in list_columns(table))} FROM {source}"
-
-
-def _current_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table) -> str:
-    source = f"SELECT * FROM {_read_parts_sql(layout, table.name, spec.parts_of(table.name))}"
-    return f"({_filter_superseded_sql(f'({source})') if spec.has_superseded_rows and table.is_per_file else source})"
 
 
 def _filter_superseded_sql(source: str) -> str:
@@ -179,7 +182,7 @@ def _read_parts_sql(layout: LakeLayout, table_name: str, parts: Sequence[Part]) 
 def read_parts_sql(schema: pa.Schema, paths: Collection[Path]) -> str:
     """Return the SQL source of the rows in some parts, with every column of `schema`, also without parts."""
     # Without the first query the columns that a later version has added would be missing.
-    columns = ", ".join(f"NULL::{_sql_type(field.type)} AS {sql_identifier(field.name)}" for field in schema)
+    columns = ", ".join(f"NULL::{_SQL_TYPES[field.type]} AS {sql_identifier(field.name)}" for field in schema)
     rows = f" UNION ALL BY NAME FROM {sql_read_parquet(paths)}" if paths else ""
     return f"(SELECT {columns} WHERE false{rows})"
 
@@ -188,15 +191,3 @@ def select_documents_sql(layout: LakeLayout, spec: CatalogSpec, *, since_seq: in
     """Return the SQL source of the raw documents in parts with later commits than one."""
     parts = [part for part in spec.parts_of(RAW_TABLE) if part.last_commit_seq > since_seq]
     return read_parts_sql(RAW, [layout.part_path(part.name) for part in parts])
-
-
-def _sql_type(arrow_type: pa.DataType) -> str:
-    return _SQL_TYPES[arrow_type]
-
-
-# Tables of schema physical
-
-
-def read_parts(db: duckdb.DuckDBPyConnection) -> list[Part]:
-    """Return the parts that an open catalog names. Raises `duckdb.Error`."""
-    return [Part(*row) for row in db.execute(f"SELECT {', '.join(PART_COLUMNS)} FROM {PARTS}").fetchall()]

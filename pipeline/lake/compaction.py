@@ -7,6 +7,8 @@ use the former parts meanwhile.
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -14,20 +16,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from pipeline.errors import LakeCorruptedError
+from pipeline.errors import LakeCorruptedError, ScanlakeError
+from pipeline.lake.catalog import compact_catalog, has_waste
 from pipeline.lake.catalog_sql import read_parts_sql
-from pipeline.lake.duckdb import open_worker_connection, read_sorted_batches
-from pipeline.lake.layout import write_read_only
+from pipeline.lake.duckdb import open_worker_connection, split_sorted_query
 from pipeline.lake.parts import (
     RAW_OPTIONS,
     RAW_TABLE,
+    READ_BATCH_ROWS,
     check_part_intact,
-    describe_part,
     estimate_memory,
+    write_batches,
     write_parts,
 )
+from pipeline.lake.retention import expire_snapshots
 from pipeline.lake.sql import sql_literal
-from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FETCHED, RAW, RESTORED
+from pipeline.logs import get_logger
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FETCHED, RESTORED
+from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,9 +41,11 @@ if TYPE_CHECKING:
 
     import duckdb
 
+    from pipeline.lake.lake import Lake
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.models import Part
+    from pipeline.settings import Settings
     from schemas.tables import Table
 
 MAX_GROUPS: Final = 16
@@ -51,8 +59,7 @@ _RAW_BATCH_ROWS: Final = 1_000
 _VERSION_BATCH_ROWS: Final = 500
 
 _Version: TypeAlias = tuple[int, int]
-_Replacement: TypeAlias = "tuple[list[Part], list[Part]]"
-"""Parts and the parts that replace them."""
+_log = get_logger()
 
 
 class PartGroup(Struct, frozen=True):
@@ -110,13 +117,13 @@ def compact(
         expired: Mapping[str, set[_Version]] = {}
         if keep_raw_versions is not None:
             expired = find_expired_documents(layout, ledger, keep_raw_versions, compacted_seqs=seqs)
-        small, merged = _merge_small_raw_parts(layout, ledger, expired, name_suffix)
-        others = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part not in small]
-        dirty, rewritten = _drop_expired_documents(layout, others, expired, name_suffix)
+        raw = _group_raw_parts([part for part in ledger.parts() if part.table_name == RAW_TABLE], expired)
+        for number, parts in enumerate(raw):
+            new += _rewrite_raw_parts(layout, parts, expired, f"{name_suffix}-{number:04d}")
+            old += parts
     finally:
         layout.remove_spill()
-    old, new = [*old, *small, *dirty], [*new, *merged, *rewritten]
-    if any(part.name in expired for part in [*small, *dirty]):
+    if any(part.name in expired for part in old):
         ledger.set_properties(delta_base=None)  # its history has what expires
     if old:
         ledger.replace_parts(old, new, superseded_span=seqs, at=now, same_rows=True)
@@ -126,8 +133,10 @@ def compact(
 # Tables
 
 
-def _replace_tables(layout: LakeLayout, ledger: Ledger, seqs: tuple[int, int], name_suffix: str) -> _Replacement:
-    """Merge the parts of a range of commits, one table after the other."""
+def _replace_tables(
+    layout: LakeLayout, ledger: Ledger, seqs: tuple[int, int], name_suffix: str
+) -> tuple[list[Part], list[Part]]:
+    """Merge the parts of a range of commits, one table after the other. Return them and what replaces them."""
     by_table: defaultdict[str, list[Part]] = defaultdict(list)
     for part in ledger.parts():
         if part.table_name != RAW_TABLE and seqs[0] <= part.first_commit_seq <= part.last_commit_seq <= seqs[1]:
@@ -156,34 +165,26 @@ def _read_live_batches(
         db.register("incoming", superseded)
         db.execute("CREATE TEMP TABLE superseded AS FROM incoming")
         source += f" ANTI JOIN superseded USING (file_id, {COMMIT_SEQ_COLUMN})"
-    yield from read_sorted_batches(db, source, table, size=sum(map(estimate_memory, paths)))
+    for query in split_sorted_query(db, source, table, size=sum(map(estimate_memory, paths))):
+        yield from db.sql(query).to_arrow_reader(READ_BATCH_ROWS)
 
 
 # Raw documents
 
 
-def _merge_small_raw_parts(
-    layout: LakeLayout, ledger: Ledger, expired: Mapping[str, set[_Version]], name_suffix: str
-) -> _Replacement:
-    """Append small parts of documents to one part. They are not sorted: they are large, and rarely looked up."""
-    parts = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part.bytes < SMALL_RAW_PART_BYTES]
-    if len(parts) < _MAX_SMALL_RAW_PARTS:
-        return [], []
-    small: list[Part] = []
-    while parts and sum(part.bytes for part in small) < _MERGED_RAW_PART_BYTES:
-        small.append(parts.pop(0))
-    return small, _rewrite_raw_parts(layout, small, expired, f"{name_suffix}-0000")
+def _group_raw_parts(parts: Sequence[Part], expired: Mapping[str, set[_Version]]) -> list[list[Part]]:
+    """Return the raw parts to write again: some small ones as one part, and those in which enough documents expired.
 
-
-def _drop_expired_documents(
-    layout: LakeLayout, parts: Sequence[Part], expired: Mapping[str, set[_Version]], name_suffix: str
-) -> _Replacement:
-    """Rewrite the raw parts in which enough documents have expired."""
-    dirty = [part for part in parts if len(expired.get(part.name, ())) > _MAX_EXPIRED_RATIO * part.row_count]
-    new: list[Part] = []
-    for number, part in enumerate(dirty, 1):
-        new += _rewrite_raw_parts(layout, [part], expired, f"{name_suffix}-{number:04d}")
-    return dirty, new
+    Small parts are not sorted: documents are large, and rarely looked up.
+    """
+    merged: list[Part] = []
+    small = [part for part in parts if part.bytes < SMALL_RAW_PART_BYTES]
+    if len(small) >= _MAX_SMALL_RAW_PARTS:
+        while small and sum(part.bytes for part in merged) < _MERGED_RAW_PART_BYTES:
+            merged.append(small.pop(0))
+    others = [part for part in parts if part not in merged]
+    dirty = [[part] for part in others if len(expired.get(part.name, ())) > _MAX_EXPIRED_RATIO * part.row_count]
+    return [merged, *dirty] if merged else dirty
 
 
 def _rewrite_raw_parts(
@@ -194,14 +195,12 @@ def _rewrite_raw_parts(
         return []
     seqs = (min(part.first_commit_seq for part in parts), max(part.last_commit_seq for part in parts))
     target = layout.documents_dir / f"{seqs[1]:012d}-{name_suffix}.parquet"
-    rows = 0
-    with write_read_only(target) as temp, pq.ParquetWriter(temp, RAW, **RAW_OPTIONS) as writer:
-        for part in parts:
-            for batch in _read_raw_batches(layout, part):
-                remaining = _without_versions(batch, expired.get(part.name, set()))
-                writer.write_batch(remaining)
-                rows += remaining.num_rows
-    return [describe_part(layout, target, RAW_TABLE, rows, seqs)]
+    batches = (
+        _without_versions(batch, expired.get(part.name, set()))
+        for part in parts
+        for batch in _read_raw_batches(layout, part)
+    )
+    return [write_batches(layout, target, RAW_TABLE, batches, seqs=seqs, options=RAW_OPTIONS)]
 
 
 def _read_raw_batches(layout: LakeLayout, part: Part) -> Iterator[pa.RecordBatch]:
@@ -209,7 +208,7 @@ def _read_raw_batches(layout: LakeLayout, part: Part) -> Iterator[pa.RecordBatch
     check_part_intact(layout, part)
     try:
         with pq.ParquetFile(layout.part_path(part.name)) as source:
-            yield from (batch.cast(RAW) for batch in source.iter_batches(_RAW_BATCH_ROWS))
+            yield from source.iter_batches(_RAW_BATCH_ROWS)
     except (OSError, pa.ArrowException) as error:
         raise LakeCorruptedError(f"{part.name} cannot be read.") from error
 
@@ -251,3 +250,36 @@ def find_expired_documents(
                 if not is_current and (file_id, seq) not in superseded:
                     expired[paths[path]].add((file_id, seq))
     return dict(expired)
+
+
+def compact_if_due(lake: Lake, settings: Settings) -> None:
+    """Compact if that is due. A failure is logged, not raised: the rows are published, and the next sync tries."""
+    if not is_compaction_due(lake):
+        return
+    try:
+        run_compaction(lake, settings)
+    except ScanlakeError as error:
+        _log.warning("compaction.failed", error=error.message, hint=error.hint)
+
+
+def is_compaction_due(lake: Lake) -> bool:
+    """Return whether a compaction of parts or of the catalog would make reads faster."""
+    groups = select_for_compaction(list_part_groups(lake.ledger))
+    return bool(groups) or has_waste(lake.layout, lake.ledger)
+
+
+def run_compaction(lake: Lake, settings: Settings) -> bool:
+    """Compact the due part groups and the catalog, publish, and expire snapshots. Return whether parts were due."""
+    has_compacted = compact(
+        lake.layout,
+        lake.ledger,
+        now=now_us(),
+        name_suffix=secrets.token_hex(3),
+        keep_raw_versions=settings.keep_raw_versions,
+    )
+    if has_compacted or lake.needs_publish:
+        lake.republish(at=now_us())  # not the time above: a compaction may take minutes
+    if has_waste(lake.layout, lake.ledger):
+        compact_catalog(lake.layout, lake.ledger)
+    expire_snapshots(lake.layout, lake.ledger, settings, now=time.time())
+    return has_compacted

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import duckdb
-from msgspec import Struct
 
 from pipeline.atomic_files import temp_name
-from pipeline.lake.duckdb_errors import translate_duckdb_errors
-from pipeline.lake.duckdb_files import open_instance, read_database
+from pipeline.lake.duckdb_files import open_instance, read_database, translate_duckdb_errors
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.parts import READ_BATCH_ROWS
-from pipeline.lake.sql import UTC_NOW_SQL, sql_comment, sql_identifier, sql_literal
+from pipeline.lake.sql import sql_comment, sql_identifier, sql_literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +43,6 @@ UPDATE_MEMORY_LIMIT: Final = "100MB"
 """For an update of a catalog, which takes no less time with more."""
 LARGE_MEMORY_LIMIT: Final = "1GB"
 """For work that failed with less: parts of very wide rows need it."""
-_NO_CHECKPOINT: Final = "1TB"  # size of the log that starts a checkpoint
 _MIN_CHUNK_BYTES: Final = 32 * 1024 * 1024
 _MAX_CHUNK_BYTES: Final = 96 * 1024 * 1024
 """Bytes in memory of the rows that one query sorts. Small ones take less memory, but each query reads every part."""
@@ -65,48 +61,24 @@ def open_worker_connection(spill: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 @contextmanager
-def create_database(path: Path, *, spill: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Create a database at `path`, and yield a connection to it in a transaction."""
-    with _attach_database(path, spill, f"BLOCK_SIZE {_BLOCK_BYTES}") as db, _transaction(db):
-        db.execute(f"CREATE MACRO main.utc_now() AS ({UTC_NOW_SQL})")
+def write_database(
+    path: Path, *, spill: Path, memory_limit: str = MEMORY_LIMIT, settings: Sequence[str] = ()
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield a connection to the database at `path`, new or not, in a transaction. Sorts may spill below `spill`."""
+    with _attach_database(path, spill, memory_limit) as db:
+        for setting in settings:
+            db.execute(f"SET {setting}")
+        db.execute("BEGIN")
         yield db
-
-
-@contextmanager
-def fill_database(path: Path, *, spill: Path, memory_limit: str) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a connection to the database at `path`, in a transaction. Sorts may spill below `spill`."""
-    with _attach_database(path, spill, memory_limit=memory_limit) as db, _transaction(db):
-        yield db
+        db.execute("COMMIT")
 
 
 def copy_database(source: Path, target: Path, *, spill: Path) -> None:
     """Write the contents of a database, comments included, to the new file `target`, without deleted rows and waste."""
-    with _attach_database(target, spill, f"BLOCK_SIZE {_BLOCK_BYTES}", BUILD_MEMORY_LIMIT) as db:
+    with _attach_database(target, spill, BUILD_MEMORY_LIMIT) as db:
         db.execute(f"ATTACH {sql_literal(str(source))} AS former (READ_ONLY)")
         db.execute("COPY FROM DATABASE former TO lake")
         db.execute("DETACH former")
-
-
-@contextmanager
-def update_database(path: Path, *, spill: Path, keeps_row_groups: bool) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a connection to the database at `path`, in a transaction.
-
-    `keeps_row_groups`: no row group is written again to merge it with new rows. That takes a constant second of CPU
-    time less, and makes the file larger with every update.
-    """
-    with _attach_database(path, spill, memory_limit=UPDATE_MEMORY_LIMIT) as db:
-        db.execute(f"SET checkpoint_threshold = '{_NO_CHECKPOINT}'")
-        if keeps_row_groups:
-            db.execute("SET max_vacuum_tasks = 0")
-        with _transaction(db):
-            yield db
-
-
-@contextmanager
-def _transaction(db: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    db.execute("BEGIN")
-    yield
-    db.execute("COMMIT")
 
 
 @contextmanager
@@ -131,10 +103,12 @@ def count_used_bytes(path: Path) -> int:
 
 
 @contextmanager
-def _attach_database(
-    path: Path, spill: Path, block_size: str = "", memory_limit: str = MEMORY_LIMIT
-) -> Iterator[duckdb.DuckDBPyConnection]:
-    options = [f"STORAGE_VERSION '{STORAGE_VERSION}'", f"ROW_GROUP_SIZE {_ROW_GROUP_ROWS}", *filter(None, [block_size])]
+def _attach_database(path: Path, spill: Path, memory_limit: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    options = (
+        f"STORAGE_VERSION '{STORAGE_VERSION}'",
+        f"ROW_GROUP_SIZE {_ROW_GROUP_ROWS}",
+        f"BLOCK_SIZE {_BLOCK_BYTES}",
+    )
     with open_instance() as db:
         _limit_resources(db, spill, memory_limit)
         db.execute(f"ATTACH {sql_literal(str(path))} AS lake ({', '.join(options)})")
@@ -151,37 +125,29 @@ def _limit_resources(db: duckdb.DuckDBPyConnection, spill: Path, memory_limit: s
     db.execute(f"SET temp_directory = {sql_literal(str(spill / temp_name('duckdb')))}")
 
 
-class TableWriter(Struct, frozen=True):
-    """Writes small tables through a connection."""
-
-    db: duckdb.DuckDBPyConnection
-
-    def create(self, name: str, comment: str, columns: Sequence[tuple[str, str, str]]) -> None:
-        """Create a table without rows; `columns` has (name, SQL type, comment) of each column."""
-        definitions = ", ".join(f"{sql_identifier(column)} {sql_type}" for column, sql_type, _ in columns)
-        self.db.execute(f"CREATE TABLE {name} ({definitions})")
-        self.comment("TABLE", name, comment, [(column, text) for column, _, text in columns])
-
-    def fill(self, name: str, rows: pa.Table) -> None:
-        """Write all rows of a table, instead of those that it has."""
-        self.db.execute(f"DELETE FROM {name}")
-        if rows.num_rows:
-            self.db.register("incoming", rows)
-            self.db.execute(f"INSERT INTO {name} FROM incoming")
-            self.db.unregister("incoming")
-
-    def comment(self, kind: str, name: str, comment: str, columns: Iterable[tuple[str, str]]) -> None:
-        """Comment a table or view and its columns, given as (name, comment)."""
-        self.db.execute(sql_comment(kind, name, comment, columns))
+def create_table(
+    db: duckdb.DuckDBPyConnection, name: str, comment: str, columns: Sequence[tuple[str, str, str]]
+) -> None:
+    """Create a table without rows; `columns` has (name, SQL type, comment) of each column."""
+    definitions = ", ".join(f"{sql_identifier(column)} {sql_type}" for column, sql_type, _ in columns)
+    db.execute(f"CREATE TABLE {name} ({definitions})")
+    write_comments(db, "TABLE", name, comment, [(column, text) for column, _, text in columns])
 
 
-def read_sorted_batches(
-    db: duckdb.DuckDBPyConnection, source: str, table: Table, *, size: int
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a query, sorted by file; `size` estimates their bytes in memory."""
-    for query in split_sorted_query(db, source, table, size=size):
-        rows: Any = db.sql(query)
-        yield from rows.to_arrow_reader(READ_BATCH_ROWS)
+def fill_table(db: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
+    """Write all rows of a table, instead of those that it has."""
+    db.execute(f"DELETE FROM {name}")
+    if rows.num_rows:
+        db.register("incoming", rows)
+        db.execute(f"INSERT INTO {name} FROM incoming")
+        db.unregister("incoming")
+
+
+def write_comments(
+    db: duckdb.DuckDBPyConnection, kind: str, name: str, comment: str, columns: Iterable[tuple[str, str]]
+) -> None:
+    """Comment a table or view and its columns, given as (name, comment)."""
+    db.execute(sql_comment(kind, name, comment, columns))
 
 
 def split_sorted_query(db: duckdb.DuckDBPyConnection, source: str, table: Table, *, size: int) -> Iterator[str]:

@@ -1,22 +1,48 @@
-"""Export: the lake's tables as files, or as one workbook, all from one open catalog."""
+"""Export: the lake's tables as files, or as one workbook, all from one open catalog.
+
+An export is written beside its place, and renamed to it when complete. Nothing that is there is replaced.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import errno
+import os
+import re
+import shutil
+import tempfile
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
 
+import pyarrow.csv
+import pyarrow.parquet
+
+from pipeline.atomic_files import rename_without_overwrite
 from pipeline.csv_rows import escape_formula
 from pipeline.errors import SettingsError
-from pipeline.lake.export_folder import staging_path
-from pipeline.lake.sql import sql_escape_formula, sql_identifier, sql_literal
-from pipeline.lake.xlsx import write_workbook
+from pipeline.lake.layout import translate_os_errors
+from pipeline.lake.query_result import BATCH_ROWS, iter_rows, read_batches
+from pipeline.lake.reader import cast_to_text
+from pipeline.lake.sql import sql_escape_formula, sql_identifier
+from pipeline.lake.xlsx import is_excel_type, open_workbook, write_sheet
 from pipeline.output_formats import OutputFormat
 from schemas.tables import BY_NAME, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
 
     import duckdb
+    import pyarrow as pa
+
+_HINT: Final = "Use a name that does not exist, or an empty folder."
+_TARGET_EXISTS_ERRNOS: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
+_PLAIN_TYPE: Final = re.compile(
+    r"U?(HUGE|BIG|SMALL|TINY)?INT|U?INTEGER|BOOLEAN|DECIMAL\(\d+,\d+\)|DOUBLE|FLOAT|DATE|TIME(STAMP)?\b[^\[]*|UUID"
+)
+"""Types whose text is a number or a date to a spreadsheet. An INTERVAL such as -1 day is a formula to it."""
+_CSV_TYPES: Final = frozenset(
+    {"BIGINT", "INTEGER", "SMALLINT", "TINYINT", "BOOLEAN", "DOUBLE", "VARCHAR", "TIMESTAMP", "DATE"}
+)
 
 
 def select_tables(db: duckdb.DuckDBPyConnection, names: Sequence[str]) -> tuple[str, ...]:
@@ -42,43 +68,119 @@ def run_export(
     `db` has the catalog open read-only, so the export is of one snapshot, also if another is published meanwhile.
     Without `escape_formulas` CSV has text exactly as the lake does.
     """
+    sources = {name: _read_table(db, name) for name in tables}
     with staging_path(target) as path:
         if format_ is OutputFormat.XLSX:
-            return write_workbook(db, path, {name: source_of(name) for name in tables})
+            with path.open("wb") as file:
+                return write_workbook(sources, file)
         path.mkdir()
-        escape = escape_formulas and format_ is OutputFormat.CSV
-        return {name: _write_file(db, path / f"{name}.{format_}", name, escape=escape) for name in tables}
+        write_text = write_csv if escape_formulas else write_exact_csv
+        write = write_text if format_ is OutputFormat.CSV else write_parquet
+        counts = {}
+        for name, rows in sources.items():
+            with (path / f"{name}.{format_}").open("wb") as file:
+                counts[name] = write(rows, file)
+        return counts
 
 
-def _columns_of(db: duckdb.DuckDBPyConnection, table: str) -> list[tuple[str, str]]:
-    return [(row[0], row[1]) for row in db.execute(f"DESCRIBE {table}").fetchall()]
+def _read_table(db: duckdb.DuckDBPyConnection, name: str) -> duckdb.DuckDBPyRelation:
+    """Return the rows of a table or view, by file. Nothing is read yet."""
+    rows = db.sql(f"FROM {BY_NAME[name].qualified_name if name in BY_NAME else f'main.{sql_identifier(name)}'}")
+    return rows.order("file_id") if "file_id" in rows.columns else rows
 
 
-def source_of(name: str) -> str:
-    """Return a table or view of the catalog as SQL, with its schema."""
-    if name in BY_NAME:
-        return BY_NAME[name].qualified_name
-    return f"main.{sql_identifier(name)}"
+@contextmanager
+def staging_path(target: Path) -> Iterator[Path]:
+    """Yield a new path beside `target` to write a file or a folder to; rename it to `target` afterwards.
+
+    An export that is killed leaves a hidden folder `.NAME-….tmp` beside the target.
+    Raises `SettingsError` if the target exists, unless it is an empty folder, and `StorageError` if the disk is full.
+    """
+    with translate_os_errors(target):
+        target = Path(os.path.realpath(target))
+        _require_free(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".tmp", dir=target.parent))
+        try:
+            yield folder / target.name
+            _rename(folder / target.name, target)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_file(db: duckdb.DuckDBPyConnection, target: Path, name: str, *, escape: bool) -> int:
-    """Write a table as CSV or Parquet, by the suffix of `target`. Return the rows."""
-    table = source_of(name)
-    columns = _columns_of(db, table)
-    selected = ", ".join(_column_sql(column, sql_type, escape=escape) for column, sql_type in columns)
-    options = "FORMAT csv, HEADER true" if target.suffix == ".csv" else "FORMAT parquet, COMPRESSION zstd"
-    order = " ORDER BY file_id" if "file_id" in dict(columns) else ""
-    copy = f"COPY (SELECT {selected} FROM {table}{order}) TO {sql_literal(str(target))} ({options})"
-    return int(db.execute(copy).fetchall()[0][0])
+def _require_free(target: Path) -> None:
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    if target.exists():
+        raise SettingsError(f"{target} {'is not empty' if target.is_dir() else 'exists'}.", hint=_HINT)
 
 
-def _column_sql(column: str, sql_type: str, *, escape: bool) -> str:
-    """Return SQL for a column. `escape`: text and heading that a spreadsheet takes for a formula get a '."""
-    name = sql_identifier(column)
-    header = sql_identifier(escape_formula(column)) if escape else name
-    if sql_type not in {"VARCHAR", "JSON"}:
-        return f"{name} AS {header}"
-    text = f"{name}::VARCHAR"
-    if escape:
-        text = sql_escape_formula(text)
-    return f"{text} AS {header}"
+def _rename(path: Path, target: Path) -> None:
+    """Rename without replacing anything but an empty folder, also if another process is faster."""
+    try:
+        if not path.is_dir():
+            rename_without_overwrite(path, target)
+            return
+        if target.is_dir():
+            path.chmod(target.stat().st_mode)
+        path.rename(target)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise SettingsError(f"{target} is a mount point.", hint="Use a new folder in it.") from error
+        if error.errno in _TARGET_EXISTS_ERRNOS:
+            raise SettingsError(f"Another process filled {target} during the export.", hint=_HINT) from error
+        raise
+
+
+# Formats
+
+
+def write_parquet(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    """Write the rows as Parquet."""
+    reader = result.to_arrow_reader(BATCH_ROWS)
+    with pyarrow.parquet.ParquetWriter(target, reader.schema, compression="zstd") as writer:
+        return _copy_batches(reader, writer)
+
+
+def write_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    """Write the rows as CSV in which no cell is a formula, and return their number."""
+    columns = (
+        f"{f'#{index}' if _PLAIN_TYPE.fullmatch(str(kind)) else sql_escape_formula(f'CAST(#{index} AS VARCHAR)')}"
+        f" AS {sql_identifier(escape_formula(name))}"
+        for index, (name, kind) in enumerate(zip(result.columns, result.types, strict=True), start=1)
+    )
+    return write_exact_csv(result.project(", ".join(columns)), target)
+
+
+def write_exact_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    """Write the rows as CSV with their values unchanged, and return their number."""
+    reader = cast_to_text(result, _CSV_TYPES).to_arrow_reader(BATCH_ROWS)
+    with pyarrow.csv.CSVWriter(target, reader.schema) as writer:
+        return _copy_batches(reader, writer)
+
+
+def write_xlsx(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    """Write the rows as a workbook with one sheet."""
+    return write_workbook({"result": result}, target)["result"]
+
+
+def write_workbook(sheets: Mapping[str, duckdb.DuckDBPyRelation], target: IO[bytes]) -> dict[str, int]:
+    """Write a workbook with the rows of each sheet, and return their numbers."""
+    counts = {}
+    with open_workbook(target) as book:
+        for name, result in sheets.items():
+            columns = [(column, str(kind)) for column, kind in zip(result.columns, result.types, strict=True)]
+            unchanged = frozenset(kind for _, kind in columns if is_excel_type(kind))
+            with closing(iter_rows(cast_to_text(result, unchanged))) as rows:
+                counts[name] = write_sheet(book, name, columns, rows)
+    return counts
+
+
+def _copy_batches(reader: pa.RecordBatchReader, writer: Any) -> int:
+    """Pass every batch to a writer of Arrow, and return the number of rows."""
+    count = 0
+    with reader:
+        for batch in read_batches(reader):
+            writer.write_batch(batch)
+            count += batch.num_rows
+    return count

@@ -19,6 +19,13 @@ _RESERVED_NAMES: Final = frozenset(  # of Windows, with every suffix
     ["CON", "PRN", "AUX", "NUL", *(f"{name}{number}" for name in ("COM", "LPT") for number in "0123456789¹²³")]
 )
 _SNAPSHOT_NAME_RE: Final = re.compile(r"\d{6,}\.duckdb")
+IMAGES: Final = "images"
+"""Name of the folder in the lake."""
+INCOMING: Final = "incoming"
+"""Name of the folder in it where downloads arrive."""
+_IMAGE: Final = re.compile(rf"{IMAGES}/[0-9a-f]{{2}}/[0-9a-f]{{62}}\.[a-z0-9]+")
+COMPLETE: Final = re.compile(r"(-?\d{1,19})\.(-?\d{1,19})\.(image|thumbnail)\.([0-9a-f]{64})")
+"""A complete download: file, upload, kind and hash."""
 
 
 def list_files(layout: LakeLayout, *patterns: str) -> list[Path]:
@@ -58,3 +65,27 @@ def to_safe_part(text: str) -> str:
     name = re.sub(r"\.{2,}", "_", re.sub("__+", "_", name))
     name = name[:_MAX_PART_CHARACTERS].encode()[:_MAX_PART_BYTES].decode("utf-8", "ignore").strip(".- ")
     return f"_{name}" if name.partition(".")[0].upper() in _RESERVED_NAMES else name
+
+
+# Pictures
+
+
+def name_image(sha256: str, extension: str) -> str:
+    """Return the path of a picture below the lake's folder."""
+    return f"{IMAGES}/{sha256[:2]}/{sha256[2:]}.{extension}"
+
+
+def is_image_folder(name: str) -> bool:
+    """Return whether a name in the folder of images is that of a folder of scanlake."""
+    return name == INCOMING or re.fullmatch("[0-9a-f]{2}", name) is not None
+
+
+def is_image_path(path: str) -> bool:
+    """Return whether a path below the lake's folder is that of an image. No such path leads out of the folder."""
+    return _IMAGE.fullmatch(path) is not None
+
+
+def is_strange_incoming(name: str) -> bool:
+    """Return whether a path below the lake's folder is where downloads arrive, but no complete download."""
+    folder, _, file = name.rpartition("/")
+    return folder == f"{IMAGES}/{INCOMING}" and COMPLETE.fullmatch(file) is None

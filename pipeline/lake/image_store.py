@@ -13,24 +13,26 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pipeline.atomic_files import READ_ONLY, sha256_file, temp_name
+from pipeline.atomic_files import READ_ONLY, damaged_name, rename_without_overwrite, sha256_file, temp_name
 from pipeline.errors import StorageError
 from pipeline.formatting import format_bytes
-from pipeline.lake.image_files import COMPLETE, IMAGES, INCOMING, name_image
+from pipeline.lake.file_names import COMPLETE, IMAGES, INCOMING, name_image
 from pipeline.lake.image_records import ImageKey, ImageKind
 from pipeline.lake.layout import translate_os_errors
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pipeline.lake.layout import LakeLayout
+
 
 _KEEP_FREE_BYTES: Final = 1024**3  # for the tables
 _HEAD_BYTES: Final = 32
 _BUFFER_BYTES: Final = 1024 * 1024
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FLUSHED_TOGETHER: Final = 64
 
 
 class CompleteDownload(NamedTuple):
@@ -170,3 +172,90 @@ class ImageStore:
                 f"{self._layout.root}: {format_bytes(free)} free; images leave {format_bytes(_KEEP_FREE_BYTES)}.",
                 hint="Free disk space, then run `scanlake images` again.",
             )
+
+
+# Final names
+
+
+class ImageFiles:
+    """The folder of the pictures. The caller has the lake's lock, or works for the process that has it."""
+
+    def __init__(self, layout: LakeLayout) -> None:
+        self._layout = layout
+        self._folders: set[Path] = set()
+
+    def add(self, downloads: Mapping[str, tuple[Path, str]]) -> set[str]:
+        """Give complete downloads their final names too, durably; {name: (file, hash)}. Return the names that are new.
+
+        The others were in the store before. A file under a name with another content is renamed, never overwritten.
+        """
+        targets = {name: self._layout.root / name for name in downloads}
+        folders = {target.parent for target in targets.values()}
+        self._layout.create_dirs(folders - self._folders)
+        self._folders |= folders
+        flush_files([path for path, _ in downloads.values()])
+        new = {name for name, (path, sha256) in downloads.items() if _link(path, targets[name], sha256)}
+        flush_files(sorted(folders))  # those of a killed run's names are perhaps not durable either
+        return new
+
+
+def _link(path: Path, target: Path, sha256: str) -> bool:
+    """Give a file its final name too. Return False if the store has the content under it."""
+    with translate_os_errors(target):
+        while True:
+            try:
+                _link_or_rename(path, target)
+            except FileExistsError:
+                if target.is_file() and not target.is_symlink() and sha256_file(target) == sha256:
+                    return False
+                move_damaged(target)
+            else:
+                return True
+
+
+def _link_or_rename(path: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(path)
+    except FileExistsError:
+        raise
+    except OSError:  # no hard links: a kill now costs this download again
+        rename_without_overwrite(path, target)
+
+
+def flush_files(paths: Sequence[Path]) -> None:
+    """Wait until files or folders are on the disk.
+
+    The disk begins with all of them before the first is waited for: one after the other took seven times as long.
+    """
+    for first in range(0, len(paths), _FLUSHED_TOGETHER):
+        handles: list[int] = []
+        try:
+            for path in paths[first : first + _FLUSHED_TOGETHER]:
+                with translate_os_errors(path):
+                    handles.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                    _begin_to_flush(handles[-1])
+            for path, handle in zip(paths[first:], handles, strict=False):
+                with translate_os_errors(path):
+                    os.fsync(handle)
+        finally:
+            for handle in handles:
+                os.close(handle)
+
+
+def _begin_to_flush(handle: int) -> None:
+    if hasattr(os, "posix_fadvise"):  # not on macOS
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def remove_files(paths: Iterable[Path]) -> None:
+    """Remove complete downloads that are in the store or are not wanted."""
+    for path in paths:
+        with translate_os_errors(path):
+            path.unlink(missing_ok=True)
+
+
+def move_damaged(path: Path) -> Path:
+    """Rename a file of the store with another content than its name, and return its new path."""
+    target = path.with_name(damaged_name(path.name))
+    with translate_os_errors(path):
+        return path.rename(target)

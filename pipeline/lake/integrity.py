@@ -23,19 +23,19 @@ from pipeline.findings import damage
 from pipeline.formatting import pluralize
 from pipeline.lake.catalog_sql import describe_format, read_spec, select_rows_sql
 from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, MEMORY_LIMIT
-from pipeline.lake.duckdb_errors import classify_read_error, describe_damage, first_line
-from pipeline.lake.duckdb_files import read_database
-from pipeline.lake.file_names import list_part_files, list_snapshots
-from pipeline.lake.image_files import (
+from pipeline.lake.duckdb_files import classify_read_error, describe_damage, first_line, read_database
+from pipeline.lake.file_names import (
     COMPLETE,
     IMAGES,
     INCOMING,
     is_image_folder,
     is_image_path,
     is_strange_incoming,
-    move_damaged,
+    list_part_files,
+    list_snapshots,
 )
 from pipeline.lake.image_records import ImageRecord, ImageState, has_images, read_images_of, write_images
+from pipeline.lake.image_store import move_damaged
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.meta_tables import CATALOG_FORMAT
 from pipeline.lake.parts import RAW_TABLE, is_own_part
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.ledger_queries import LedgerQueries
-    from pipeline.lake.models import DeltaBase, LakeProperties, Part, SnapshotRecord
+    from pipeline.lake.models import LakeProperties, Part, SnapshotRecord
     from schemas.tables import Table
 
 _BATCH_ROWS: Final = 10_000
@@ -69,7 +69,6 @@ _AUXILIARY_FILES: Final = (
 _HEX: Final = "0123456789abcdef"
 _TEMPORARY: Final = ".tmp"
 _REPAIR: Final = "renamed if it is there; the next `scanlake images` fetches it again"
-_TABLE_NAMES: Final = frozenset(table.qualified_name for table in TABLES)
 _NO_ROWS: Final = (0, None)
 """What `_sum_rows` returns for no rows."""
 _log = get_logger()
@@ -319,7 +318,8 @@ class _CatalogCheck:
         self._layout, self._problems, self._damaged = layout, problems, damaged_parts
         self._record = properties.catalog if properties else None
         # A publish that was killed leaves no record of its catalog.
-        self._base = properties.delta_base if properties and self._record else None
+        base = properties.delta_base if properties and self._record else None
+        self._views = base["views"].keys() if base else frozenset()
 
     def find_problem(self, path: Path, number: int | None = None) -> str | None:
         """Return the problem of a catalog; of a snapshot `number` also that it shows another one."""
@@ -330,7 +330,7 @@ class _CatalogCheck:
                 db.execute(f"SET temp_directory = ''; SET memory_limit = '{MEMORY_LIMIT}'")  # a dry run writes nothing
                 spec = read_spec(db)
                 problem = self._find_other_publish(spec.snapshot, number)
-                return problem or _find_damaged_object(db, self._base) or self._find_wrong_table(db, spec)
+                return problem or self._find_wrong_table(db, spec)
         except OSError as error:
             return _describe_os_error(error)
         except (duckdb.Error, IndexError) as error:
@@ -354,36 +354,28 @@ class _CatalogCheck:
         return f"shows {'an earlier' if record.published_at < written else 'another'} publish than the last one"
 
     def _find_wrong_table(self, db: duckdb.DuckDBPyConnection, spec: CatalogSpec) -> str | None:
-        """Return which table cannot be read, or has other rows than the parts that the catalog lists."""
+        """Return which table or view is missing, cannot be read, or has other rows than the parts of the catalog."""
         ((described,),) = db.execute(f"SELECT {CATALOG_FORMAT[0]} FROM meta._freshness").fetchall()
         if described != describe_format():
             _log.info("catalog.not_compared", reason="it is of another version of scanlake")
         is_comparable = described == describe_format() and self._can_compare(spec)
-        for table in TABLES:
-            try:
-                rows = _sum_rows(db, table.qualified_name)
-            except duckdb.Error as error:
-                return f"{table.name} cannot be read: {describe_damage(error)}"
-            is_compared = is_comparable and not any(part.name in self._damaged for part in spec.parts_of(table.name))
-            if is_compared and _sum_rows_of_parts(self._layout, db, spec, table) not in {rows, None}:
-                return f"{table.name} has other rows than the parts"
-        return None
-
-
-def _find_damaged_object(db: duckdb.DuckDBPyConnection, base: DeltaBase | None) -> str | None:
-    """Return which view is missing, or which table beside those of the files cannot be read."""
-    if base is not None:
         views = {name for (name,) in db.execute("SELECT view_name FROM duckdb_views()").fetchall()}
-        if lost := sorted(base["views"].keys() - views):
+        if lost := sorted(self._views - views):
             return f"{lost[0]} is missing"
-    tables = db.execute("SELECT schema_name || '.' || table_name FROM duckdb_tables()").fetchall()
-    for (name,) in tables:
-        if name not in _TABLE_NAMES:
+        tables = {table.qualified_name: table for table in TABLES}
+        listed = db.execute("SELECT schema_name || '.' || table_name FROM duckdb_tables()").fetchall()
+        for name in [*(name for (name,) in listed if name not in tables), *tables]:
+            table = tables.get(name)
+            label = name if table is None else table.name
             try:
-                _sum_rows(db, name)
+                rows = _sum_rows(db, name)
             except duckdb.Error as error:
-                return f"{name} cannot be read: {describe_damage(error)}"
-    return None
+                return f"{label} cannot be read: {describe_damage(error)}"
+            if table is None or not is_comparable or any(part.name in self._damaged for part in spec.parts_of(label)):
+                continue
+            if _sum_rows_of_parts(self._layout, db, spec, table) not in {rows, None}:
+                return f"{label} has other rows than the parts"
+        return None
 
 
 def _sum_rows_of_parts(

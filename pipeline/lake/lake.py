@@ -22,8 +22,7 @@ from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.ledger import Ledger, integrity_problem
 from pipeline.lake.ledger_format import REBUILD_HINT, describe_ledger, identify_ledger
 from pipeline.lake.ledger_rebuild import list_documents, rebuild_ledger
-from pipeline.lake.part_rows import read_references
-from pipeline.lake.pending_rows import write_pending_rows
+from pipeline.lake.part_rows import read_references, write_pending_rows
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, TABLES
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ class Lake:
         check_parts_exist(self.layout, self.ledger.parts())
         renewed = None if self.ledger.properties.has_unpublished_rows else self.ledger.last_snapshot()
         record = self.ledger.begin_snapshot(run_id, at, complete=complete, watermark=watermark, renewed=renewed)
-        spec = self._catalog_spec(replace(record, published_at=at))
+        spec = CatalogSpec(replace(record, published_at=at), self.ledger.parts())
         catalog.publish(self.layout, self.ledger, spec, rebuild=rebuild)
         self.ledger.end_snapshot(record.snapshot, at=at)
         if self.ledger.properties.purge_in_progress is not None:
@@ -175,12 +174,8 @@ class Lake:
         if last is None or self.needs_publish:
             self.republish(at=at)
         else:
-            spec = self._catalog_spec(replace(last, published_at=at))
+            spec = CatalogSpec(replace(last, published_at=at), self.ledger.parts())
             catalog.write_catalog(self.layout, self.ledger, spec)
-
-    def _catalog_spec(self, record: SnapshotRecord) -> CatalogSpec:
-        has_superseded = bool(self.ledger.count("SELECT EXISTS (SELECT 1 FROM superseded_version)"))
-        return CatalogSpec(record, self.ledger.parts(), has_superseded)
 
     def _tombstone_rows(self, commit: Commit) -> pa.Table:
         tombstones = commit.tombstones

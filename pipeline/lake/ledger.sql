@@ -76,12 +76,12 @@ CREATE TABLE refetch_queue (file_id INTEGER PRIMARY KEY, updated_at INTEGER);
 -- Requests that must not be sent twice. A job has one folder; its ids and options are fixed, in JSON.
 CREATE TABLE report_job (
     job TEXT PRIMARY KEY, folder TEXT NOT NULL, options TEXT NOT NULL, context TEXT NOT NULL,
-    created_at INTEGER NOT NULL, ended_at INTEGER, state TEXT NOT NULL
+    created_at INTEGER NOT NULL
 );
 
--- A batch is one PDF. A rejected batch is split in two, which have numbers of their own.
+-- A batch is one PDF. The files of a rejected batch go into two new ones.
 CREATE TABLE report_batch (
-    job TEXT NOT NULL, batch INTEGER NOT NULL, label TEXT NOT NULL, group_name TEXT, split INTEGER NOT NULL DEFAULT 0,
+    job TEXT NOT NULL, batch INTEGER NOT NULL, label TEXT NOT NULL, group_name TEXT,
     PRIMARY KEY (job, batch)
 );
 

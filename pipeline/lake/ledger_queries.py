@@ -177,11 +177,6 @@ class LedgerQueries:
         rows = self.query("SELECT start_second, end_second FROM coverage ORDER BY start_second NULLS FIRST")
         return tuple((row["start_second"], row["end_second"]) for row in rows)
 
-    def misfit_keys(self) -> set[tuple[str, str]]:
-        """Return the (table, key) pairs of which a value did not fit so far."""
-        sql = "SELECT table_name, json_key FROM schema_drift WHERE kind = 'type_mismatch'"
-        return {(row["table_name"], row["json_key"]) for row in self.query(sql)}
-
     def mean_report_seconds(self) -> float | None:
         """Return the mean time from order to delivery of the last 100 reports; None if there is none."""
         rows = self.query(

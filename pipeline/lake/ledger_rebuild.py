@@ -20,19 +20,17 @@ from pipeline.atomic_files import atomic_write, damaged_name, fsync_file
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.findings import damage, warning
 from pipeline.lake.catalog_sql import PART_COLUMNS, read_spec
-from pipeline.lake.duckdb_errors import classify_read_error, first_line
-from pipeline.lake.duckdb_files import read_database
+from pipeline.lake.duckdb_files import classify_read_error, first_line, read_database
 from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.image_records import COLUMNS
 from pipeline.lake.lake_folder import has_restore_mark
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger, insert, insert_all, record_drift, require_publish, set_properties
 from pipeline.lake.models import Commit, SnapshotRecord
-from pipeline.lake.part_rows import VERSION_COLUMNS, iter_raw_batches, read_versions
+from pipeline.lake.part_rows import VERSION_COLUMNS, iter_raw_batches, read_versions, write_pending_rows
 from pipeline.lake.parts import RAW_TABLE, describe_part, is_own_part
-from pipeline.lake.pending_rows import write_pending_rows
 from pipeline.logs import get_logger
-from schemas.tables import COMMIT_SEQ_COLUMN, FILES, RAW, TABLES, UPLOADS
+from schemas.tables import COMMIT_SEQ_COLUMN, FILES, RAW, TABLES
 from schemas.timestamps import SECOND, now_us
 
 if TYPE_CHECKING:
@@ -180,20 +178,14 @@ class _CommitRecords(Struct):
 
     definitions: dict[str, int] = field(default_factory=dict)
     drift: list[Commit] = field(default_factory=list)
-    tenants: set[int] = field(default_factory=set)
-    has_detail_forms: bool = False
     has_shared_ids: bool = False
 
     def add(self, commit: RawCommit, flat: FlattenResult) -> None:
         """Add a commit, or a piece of one."""
         self.definitions |= dict.fromkeys(flat.definitions, commit.seq)
         if flat.drift:
-            drift = {(item.table, item.key, item.kind): count for item, count in flat.drift.items()}
             at = max(version.fetched_at for version in commit.versions)
-            self.drift.append(Commit(commit.seq, commit.run_id, at, drift=drift))
-        self.has_detail_forms |= flat.has_detail_forms
-        if (uploads := flat.tables.get(UPLOADS.name)) is not None:
-            self.tenants |= set(uploads["tenant_id"].unique().to_pylist()) - {None}
+            self.drift.append(Commit(commit.seq, commit.run_id, at, drift=flat.drift))
         if (files := flat.tables.get(FILES.name)) is not None:
             names = ("file_id", "instance_file_id", "service_id")
             ids = zip(*(files[name].to_pylist() for name in names), strict=True)
@@ -204,12 +196,7 @@ class _CommitRecords(Struct):
         insert_all(db, "definition", ("hash", "commit_seq"), self.definitions.items())
         for commit in self.drift:
             record_drift(db, commit)
-        set_properties(
-            db,
-            tenants=sorted(self.tenants),
-            has_detail_forms=self.has_detail_forms or None,
-            identity="file_id" if self.has_shared_ids else None,
-        )
+        set_properties(db, identity="file_id" if self.has_shared_ids else None)
 
 
 # Catalogs

@@ -218,7 +218,6 @@ FRESHNESS_COLUMNS: Final[tuple[MetaColumn, ...]] = (
     ("last_run_state", "VARCHAR", "State of that run."),
     ("last_run_ended_at", _TIMESTAMP, "End of that run (UTC)."),
     ("last_verify_at", _TIMESTAMP, "Latest verification that repaired what differed, or found nothing (UTC)."),
-    ("missing_includes", "VARCHAR", "Includes that are left out and that the list alone serves: the lake has none."),
     ("texts_from", "VARCHAR", "With lang: the call whose texts are in that language, list or detail."),
 )
 """Columns of meta.freshness, whose single row is about the current snapshot."""

@@ -12,25 +12,32 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
+from pipeline.flatten.flatten import FlattenResult, flatten
 from pipeline.lake.duckdb import open_worker_connection
+from pipeline.lake.duckdb_files import first_line
 from pipeline.lake.models import FileVersionRecord
-from pipeline.lake.parts import RAW_TABLE
+from pipeline.lake.parts import RAW_TABLE, RowBuffer
 from pipeline.lake.sql import sql_read_parquet
+from pipeline.logs import get_logger
 from schemas.file_versions import FileVersion
 from schemas.tables import ABSENT, COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FETCHED, FILES, RESTORED, UPLOADS
+from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 
     import duckdb
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
+    from pipeline.lake.models import Part
 
 VERSION_COLUMNS: Final = FileVersionRecord.__struct_fields__
 """The columns of the ledger's table file_version."""
 _DOCUMENTS_PER_BATCH: Final = 500
 _VERSIONS_PER_BATCH: Final = 50_000
+_REASON = "the documents were damaged before their rows were written; the next sync fetches the file again"
+_log = get_logger()
 
 
 class RawCommit(Struct, frozen=True):
@@ -40,6 +47,16 @@ class RawCommit(Struct, frozen=True):
     seq: int
     texts_from_list: bool
     versions: tuple[FileVersion, ...]
+
+    def flatten(self, known_definitions: Container[str]) -> FlattenResult:
+        """Return the rows of the versions, without definitions that the lake has."""
+        return flatten(
+            self.versions,
+            run_id=self.run_id,
+            seq=self.seq,
+            known_definitions=known_definitions,
+            texts_from_list=self.texts_from_list,
+        )
 
 
 def iter_raw_batches(layout: LakeLayout, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
@@ -126,28 +143,83 @@ class DefinitionIndex:
         return self.written.union(name for name, first in self.all.items() if first != seq)
 
 
+# Rows that are pending
+
+
+def write_pending_rows(
+    layout: LakeLayout, ledger: Ledger, on_commit: Callable[[RawCommit, FlattenResult], None] | None = None
+) -> None:
+    """Write the pending rows of the lake as parts, if there are any; show each commit to `on_commit`.
+
+    Raises `StorageError`. A file whose documents cannot be read leaves the tables, and the next sync fetches it again.
+    """
+    first = ledger.properties.pending_rows_from
+    if first is None:
+        return
+    raw = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part.first_commit_seq >= first]
+    definitions = DefinitionIndex(ledger)
+    buffer = RowBuffer(layout, span=(first, ledger.next_commit_seq() - 1))
+    flattened: set[tuple[int, int]] = set()
+    written: list[Part] = []
+    for part in raw:
+        try:
+            for batch in iter_raw_batches(layout, [part.name]):
+                buffer.add({DELETED_FILES.name: select_tombstones(batch)})
+                for commit in iter_commits(batch):
+                    flat = commit.flatten(definitions.select_known(commit.seq))
+                    definitions.written |= flat.definitions
+                    if on_commit is not None:
+                        on_commit(commit, flat)
+                    buffer.add(flat.tables)
+                    if (files := flat.tables.get(FILES.name)) is not None:
+                        flattened.update((file_id, commit.seq) for file_id in files["file_id"].to_pylist())
+        except (OSError, pa.ArrowException) as error:
+            _log.warning("raw.read_failed", part=part.name, error=first_line(error))
+        if buffer.is_full:
+            written += buffer.write()
+    written += buffer.write()
+    # Before the rows count: a run that is killed in between finds the same files again.
+    _forget_lost_files(ledger, set(ledger.file_commit_seqs((first, ledger.next_commit_seq()))) - flattened)
+    lost_definitions = {name for name, seq in definitions.all.items() if seq >= first} - definitions.written
+    if lost_definitions:
+        ledger.delete_definitions(sorted(lost_definitions))
+    ledger.add_rows(written)
+    _log.info("rows.written", versions=len(flattened))
+
+
+def _forget_lost_files(ledger: Ledger, lost: set[tuple[int, int]]) -> None:
+    if lost:
+        run = ledger.last_run()
+        documents = {file_id: b'{"id": %d}' % file_id for file_id, _ in sorted(lost)}
+        run_id = "" if run is None else run.run_id
+        ledger.queue_refetch(documents, incomplete=set(documents), reason=_REASON, run_id=run_id, at=now_us())
+
+
 # Single files
 
 
 class FileIdentity(Struct, frozen=True):
-    """Values of a file that no update changes: its reference, its creation in microseconds, ids of its uploads."""
+    """Values of a file that no update changes: its reference, its creation in microseconds, its uploads' ids."""
 
     reference: str | None
     created_at: int | None
     upload_ids: frozenset[int] = frozenset()
+    tenant_ids: frozenset[int] = frozenset()
 
 
-def read_identities(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, FileIdentity]:
-    """Return the identities of some files, given as {file_id: commit_seq}."""
+def read_identity(layout: LakeLayout, ledger: Ledger, version: FileVersionRecord) -> FileIdentity | None:
+    """Return the identity of a file in a version; None if no part has it."""
+    versions = {version.file_id: version.commit_seq}
     created = "{'reference': scan_code, 'created_at': epoch_us(created_at)}"
+    of_uploads = "{'upload_ids': list(id), 'tenant_ids': list(tenant_id)}"
     with open_worker_connection(layout.spill_dir) as db:
         files = _read_column(db, created, layout, _part_names(ledger, FILES.name, versions), versions)
         names = _part_names(ledger, UPLOADS.name, versions)
-        uploads = _read_column(db, "list(id)", layout, names, versions, group=True)
-    return {
-        file_id: FileIdentity(**values, upload_ids=frozenset(uploads.get(file_id) or ()))
-        for file_id, values in files.items()
-    }
+        uploads = _read_column(db, of_uploads, layout, names, versions, group=True)
+    if version.file_id not in files:
+        return None
+    ids = {name: frozenset(numbers) - {None} for name, numbers in uploads.get(version.file_id, {}).items()}
+    return FileIdentity(**(files[version.file_id] | ids))
 
 
 def read_references(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, str | None]:

@@ -28,22 +28,21 @@ from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.image_records import delete_images
 from pipeline.lake.integrity import check_parts_exist
-from pipeline.lake.layout import write_read_only
 from pipeline.lake.ledger import insert_all, replace_parts, require_publish, set_properties
 from pipeline.lake.part_rows import read_references
 from pipeline.lake.parts import (
     RAW_TABLE,
     WRITE_OPTIONS,
     check_part_intact,
-    describe_part,
     merged_part_name,
     part_schema,
+    write_batches,
 )
 from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FILES, RAW
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
     from pipeline.lake.lake import Lake
@@ -72,11 +71,10 @@ class PurgeResult(Struct, frozen=True):
 
 
 class PurgedFile(Struct, frozen=True):
-    """A file to purge: its reference, and its uploads in the current version. A deleted file has none."""
+    """A file to purge, and its reference in the current version. A deleted file has none."""
 
     file_id: int
     reference: str | None
-    uploads: int
 
 
 class PurgePlan(Struct, frozen=True):
@@ -110,11 +108,14 @@ class _Findings(Struct, frozen=True):
         return f"(file_id IN ({keys}) AND {COMMIT_SEQ_COLUMN} < map([{keys}], [{ends}])[file_id])"
 
 
-def plan_purge(lake: Lake, file_ids: Sequence[int]) -> PurgePlan:
+def plan_purge(lake: Lake, selected_ids: Sequence[int]) -> PurgePlan:
     """Return what a purge would erase, and change nothing. Raises the errors of `purge`."""
-    selected = _validate_ids(file_ids)
+    selected = _validate_ids(selected_ids)
     findings = _find_files(lake, selected)
-    files = tuple(_describe_files(lake, sorted(findings.stored)))
+    file_ids = sorted(findings.stored)
+    seqs = {file_id: version.commit_seq for file_id, version in lake.ledger.file_versions(file_ids).items()}
+    references = read_references(lake.layout, lake.ledger, seqs)
+    files = tuple(PurgedFile(file_id, references.get(file_id)) for file_id in file_ids)
     has_work = bool(findings.stored or findings.in_progress)
     return PurgePlan(selected, files, len(findings.parts), len(list_snapshots(lake.layout)) if has_work else 0)
 
@@ -160,7 +161,7 @@ def _forget_reports(db: sqlite3.Connection, file_ids: Iterable[int], references:
     rows = [(file_id, None) for file_id in file_ids] + [(None, reference) for reference in references]
     batches = set[tuple[str, int]]()
     of_file = "(file_id = ?1 OR (file_id IS NULL AND reference = ?2))"
-    for row in rows:  # a file may have left its batch, and a batch that was split has none
+    for row in rows:  # a file may have left its batch, and a batch that was rejected has none
         batches.update(
             db.execute(
                 f"SELECT job, batch FROM report_file WHERE {of_file} AND batch IS NOT NULL UNION SELECT job, batch FROM"
@@ -243,20 +244,6 @@ def _find_former_keys(lake: Lake, selected: Sequence[int]) -> dict[int, tuple[in
             {"ids": list(selected)},
         ).fetchall()
     return {key: _NO_END if seq is None else (seq, fetched_at) for key, seq, fetched_at in rows}
-
-
-def _describe_files(lake: Lake, file_ids: Sequence[int]) -> Iterator[PurgedFile]:
-    seqs = {file_id: version.commit_seq for file_id, version in lake.ledger.file_versions(file_ids).items()}
-    references = read_references(lake.layout, lake.ledger, seqs)
-    paths = [lake.layout.part_path(part.name) for part in lake.ledger.parts() if part.table_name == "uploads"]
-    counts: dict[tuple[int, int], int] = {}
-    if paths:
-        with open_worker_connection(lake.layout.spill_dir) as db:
-            sql = f"SELECT file_id, {COMMIT_SEQ_COLUMN}, count(*) FROM {sql_read_parquet(paths)}"
-            rows = db.execute(f"{sql} WHERE file_id = ANY($ids) GROUP BY ALL", {"ids": list(file_ids)}).fetchall()
-            counts = {(file_id, seq): count for file_id, seq, count in rows}
-    for file_id in file_ids:
-        yield PurgedFile(file_id, references.get(file_id), counts.get((file_id, seqs.get(file_id, 0)), 0))
 
 
 def _check_known(ledger: Ledger, file_ids: Collection[int]) -> None:
@@ -356,19 +343,13 @@ def _rewrite_part_without(lake: Lake, part: Part, condition: str) -> list[Part]:
     """Write the part again without the rows of the files, in the same order. Return no part if no rows are left."""
     check_part_intact(lake.layout, part)
     source = lake.layout.part_path(part.name)
-    schema = part_schema(part.table_name)
     # A name of its own each time: parts of one rebuild differ in nothing but their random word.
     target = source.with_name(merged_part_name(part.span, secrets.token_hex(3), 0))
-    columns = ", ".join(f'"{name}"' for name in schema.names)
-    row_count = 0
+    columns = ", ".join(f'"{name}"' for name in part_schema(part.table_name).names)
     with open_worker_connection(lake.layout.spill_dir) as db:
         rows: Any = db.sql(f"SELECT {columns} FROM {sql_read_parquet([source])} WHERE NOT {condition}")
         batches = rows.to_arrow_reader(_BATCH_ROWS)
-        first = next(batches, None)
-        if first is None:
+        if (first := next(batches, None)) is None:
             return []
-        with write_read_only(target) as temp, pq.ParquetWriter(temp, schema, **WRITE_OPTIONS) as writer:
-            for batch in chain([first], batches):
-                writer.write_batch(batch.cast(schema))
-                row_count += batch.num_rows
-    return [describe_part(lake.layout, target, part.table_name, row_count, part.span)]
+        remaining, options = chain([first], batches), WRITE_OPTIONS
+        return [write_batches(lake.layout, target, part.table_name, remaining, seqs=part.span, options=options)]

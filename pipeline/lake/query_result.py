@@ -1,4 +1,4 @@
-"""A query's result as JSON or a workbook, streamed row by row through Arrow. Each writer returns the number of rows."""
+"""A query's result as JSON, streamed row by row through Arrow. Each writer returns the number of rows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import duckdb
 import pyarrow as pa
 
-from pipeline.lake.query_table import cast_to_text
 from pipeline.lake.sql import sql_identifier
-from pipeline.lake.xlsx import is_excel_type, write_result_workbook
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 BATCH_ROWS: Final = 20_000
 _NOT_FINITE: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|(-?(?:NaN|Infinity))')
@@ -81,13 +79,6 @@ def _quote_number(match: re.Match[bytes]) -> bytes:
     return match[0] if match[1] is None else b'"' + match[1] + b'"'
 
 
-def write_xlsx(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
-    """Write the rows as a workbook with one sheet."""
-    columns = [(name, str(kind)) for name, kind in zip(result.columns, result.types, strict=True)]
-    unchanged = frozenset(kind for _, kind in columns if is_excel_type(kind))
-    return write_result_workbook(target, columns, iter_rows(cast_to_text(result, unchanged)))
-
-
 def read_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     """Yield the batches. Raises `duckdb.Error` if the query fails while they are read."""
     while True:
@@ -100,7 +91,11 @@ def read_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
-def iter_rows(result: duckdb.DuckDBPyRelation) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows one by one. Raises `duckdb.Error` if the query fails while they are read."""
-    for batch in read_batches(result.to_arrow_reader(BATCH_ROWS)):
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+def iter_rows(result: duckdb.DuckDBPyRelation) -> Generator[tuple[Any, ...]]:
+    """Yield the rows one by one. Raises `duckdb.Error` if the query fails while they are read.
+
+    Close it after an error: a result that is still read keeps the catalog open, and in this process nothing else can.
+    """
+    with result.to_arrow_reader(BATCH_ROWS) as reader:
+        for batch in read_batches(reader):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)

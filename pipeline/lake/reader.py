@@ -1,7 +1,14 @@
-"""Read access to a lake: the published catalog as analysts see it, and the ledger without changing it."""
+"""Read access to a lake: the published catalog as analysts see it, and the ledger without changing it.
+
+`open_catalog` restricts what DuckDB may open. That is not enough: DuckDB always allows the paths of a database and of
+its log, to which COPY can write, also within WITH. So the parsed query of a user may contain only what reads tables.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+import resource
 import shutil
 import signal
 import sqlite3
@@ -13,15 +20,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import duckdb
 
-from pipeline.errors import LakeCorruptedError, RunInterrupted, ScanlakeError
-from pipeline.lake.duckdb_errors import (
+from pipeline.errors import LakeCorruptedError, RunInterrupted, ScanlakeError, SettingsError
+from pipeline.lake.duckdb_files import (
     classify_read_error,
     describe_damage,
     is_interrupt,
     is_not_a_database,
+    open_read_only,
     short_message,
 )
-from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.folder_checks import FRESHNESS_VIEW, foreign_catalog_error
 from pipeline.lake.lake_folder import FolderKind, classify_folder, missing_catalog_error
 from pipeline.lake.layout import LakeLayout, translate_os_errors
@@ -33,12 +40,11 @@ from pipeline.lake.ledger_format import (
     translate_sqlite_errors,
 )
 from pipeline.lake.ledger_queries import LedgerQueries
-from pipeline.lake.sql import sql_literal
-from pipeline.lake.user_query import limit_address_space
+from pipeline.lake.sql import UTC_NOW_SQL, sql_identifier, sql_literal
 from pipeline.logs import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pipeline.settings import Settings
 
@@ -63,6 +69,31 @@ _COLUMNS_SQL: Final = """
 
 
 # Catalog
+SOURCE_COLUMN: Final = "source"
+"""The first column of every table: the source that the row comes from, as the settings file names it."""
+_OWN_COLUMN: Final = "source (2)"  # a column of the same name, such as a custom field in fields_wide
+_TABLES_SQL: Final = f"""
+    SELECT tables.schema_name, tables.table_name, list(DISTINCT tables.database_name),
+           list(DISTINCT columns.database_name) FILTER (lower(column_name) = '{SOURCE_COLUMN}')
+    FROM (SELECT database_name, schema_name, table_name FROM duckdb_tables()
+          UNION ALL SELECT database_name, schema_name, view_name FROM duckdb_views() WHERE NOT internal) AS tables
+    JOIN duckdb_columns() AS columns USING (database_name, schema_name, table_name)
+    WHERE tables.schema_name IN ('main', 'meta') AND NOT starts_with(tables.table_name, '_')
+    GROUP BY tables.schema_name, tables.table_name"""
+TABLE_FUNCTIONS: Final = frozenset({
+    "duckdb_columns", "duckdb_constraints", "duckdb_databases", "duckdb_functions", "duckdb_keywords",
+    "duckdb_schemas", "duckdb_settings", "duckdb_tables", "duckdb_types", "duckdb_views", "generate_series",
+    "histogram", "histogram_values", "icu_calendar_names", "json_each", "json_tree", "pg_timezone_names",
+    "pragma_table_info", "pragma_version", "range", "repeat", "repeat_row", "summary", "unnest"
+})  # fmt: skip
+"""Table functions that read nothing but tables and values. docs/queries.md names them."""
+_READING_NODES: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
+_FILE: Final = "A file"
+_FILE_NAME: Final = re.compile(r"[/\\.:*?]")
+_READ_TABLES: Final = "Use SELECT, FROM, PIVOT, DESCRIBE or SHOW on the tables that `scanlake tables` lists."
+_ASK_FOR_LESS: Final = "Filter, aggregate, or select fewer columns; or raise `query_memory_bytes`."
+_THREADS_BYTES: Final = 1_000_000_000  # stacks and arenas of DuckDB's threads, most of it never used
+_RESERVED_PAGES: Final = Path("/proc/self/statm")
 
 
 def has_catalog(settings: Settings) -> bool:
@@ -71,11 +102,10 @@ def has_catalog(settings: Settings) -> bool:
 
 
 @contextmanager
-def open_catalog(settings: Settings, *, writes: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
+def open_catalog(settings: Settings) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open the published catalog read-only. SQL can access no other file: a token may be kept beside it.
 
-    `writes` is a folder below which scanlake's own statements may write. Raises `missing_catalog_error`, and the errors
-    of `classify_read_error` if the catalog is not readable.
+    Raises `missing_catalog_error`, and the errors of `classify_read_error` if the catalog is not readable.
     """
     path = (settings.lake / CATALOG).absolute()
     if not path.is_file():
@@ -89,8 +119,7 @@ def open_catalog(settings: Settings, *, writes: Path | None = None) -> Iterator[
         raise _open_error(path, error) from error
     with connection, tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
         _refuse_foreign_catalog(connection, path)
-        folders = set() if writes is None else {writes}
-        restrict_access(connection, folders, spill, settings.query_memory_bytes)
+        restrict_access(connection, spill, settings.query_memory_bytes)
         with translate_reader_errors():
             yield connection
 
@@ -179,14 +208,12 @@ def _refuse_foreign_catalog(connection: duckdb.DuckDBPyConnection, path: Path) -
         raise
 
 
-def restrict_access(connection: duckdb.DuckDBPyConnection, folders: set[Path], spill: str, memory: int) -> None:
-    """Allow SQL to read the folders, to use `memory` bytes, and to spill large sorts; SQL cannot undo it."""
-    allowed = ", ".join(sql_literal(f"{folder}/") for folder in sorted(folders))
+def restrict_access(connection: duckdb.DuckDBPyConnection, spill: str, memory: int) -> None:
+    """Let SQL open no other file, use `memory` bytes, and spill large sorts; SQL cannot undo it."""
     for statement in (
         f"SET memory_limit = '{memory}B'",
         f"SET max_temp_directory_size = '{memory * SPILL_FACTOR}B'",
         f"SET temp_directory = {sql_literal(spill)}",
-        f"SET allowed_directories = [{allowed}]",
         "SET enable_progress_bar = false",  # DuckDB prints it to standard output when that is a terminal
         "SET autoinstall_known_extensions = false",
         "SET autoload_known_extensions = false",
@@ -234,3 +261,161 @@ def open_ledger_readonly(layout: LakeLayout) -> Iterator[LedgerQueries]:
         ledger = LedgerQueries(db, layout.ledger)
         require_format(ledger.format(), db)
         yield ledger
+
+
+# All sources
+
+
+@contextmanager
+def open_all_catalogs(lakes: Mapping[str, Path], *, memory: int) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open the published catalogs of all sources, each under the name of its source, and their union in `main`.
+
+    A query may use `memory` bytes. Nothing can be written to the catalogs, and SQL can access no other file. Raises
+    `SettingsError` if a source has published nothing yet: a total without it would be wrong.
+    """
+    for name, lake in lakes.items():
+        if not (lake / CATALOG).is_file():
+            raise SettingsError(
+                f"Source {name} has no lake at {lake} yet.",
+                hint=f"Run `scanlake sync --source {name}`, or query one of the others with --source.",
+            )
+        refuse_other_formats(LakeLayout(lake).ledger)
+    with duckdb.connect(":memory:") as connection, tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
+        for name, lake in lakes.items():
+            _attach(connection, name, (lake / CATALOG).absolute())
+        _create_views(connection, list(lakes))
+        restrict_access(connection, spill, memory)
+        with translate_reader_errors():
+            yield connection
+
+
+def _attach(connection: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
+    try:
+        connection.execute(f"ATTACH {sql_literal(str(path))} AS {sql_identifier(name)} (TYPE duckdb, READ_ONLY)")
+    except duckdb.Error as error:
+        raise LakeCorruptedError(f"{name}: the catalog cannot be opened: {describe_damage(error)}.") from error
+
+
+def _create_views(connection: duckdb.DuckDBPyConnection, sources: Iterable[str]) -> None:
+    connection.execute(f"CREATE MACRO main.utc_now() AS ({UTC_NOW_SQL})")
+    connection.execute("CREATE SCHEMA meta")
+    for schema, table, owners, renamed in connection.execute(_TABLES_SQL).fetchall():
+        queries = [
+            f"SELECT {sql_literal(source)} AS {SOURCE_COLUMN},"
+            f" *{f' RENAME ({SOURCE_COLUMN} AS {sql_identifier(_OWN_COLUMN)})' if source in (renamed or ()) else ''}"
+            f" FROM {sql_identifier(source)}.{schema}.{sql_identifier(table)}"
+            for source in sources
+            if source in owners
+        ]
+        connection.execute(f"CREATE VIEW {schema}.{sql_identifier(table)} AS {' UNION ALL BY NAME '.join(queries)}")
+
+
+# Queries that a user writes
+
+
+class _ForbiddenError(SettingsError):
+    """The query does something other than to read tables."""
+
+    def __init__(self, subject: str, hint: str = _READ_TABLES) -> None:
+        super().__init__(f"{subject}: a query reads tables only.", hint=hint)
+
+
+@contextmanager
+def translate_query_errors(hint: str) -> Iterator[None]:
+    """Raise `SettingsError` for wrong SQL, and for a query beyond its limits.
+
+    Other errors of DuckDB pass: `open_catalog` translates them.
+    """
+    try:
+        yield
+    except duckdb.InterruptException:
+        raise
+    except (duckdb.OutOfMemoryException, MemoryError) as error:
+        what = "disk space" if "max_temp_directory_size" in str(error) else "memory"
+        raise SettingsError(f"The query needs more {what} than it may use.", hint=_ASK_FOR_LESS) from error
+    except duckdb.PermissionException as error:
+        raise _ForbiddenError(_FILE) from error
+    except duckdb.Error as error:
+        if classify_read_error(error) is not None:
+            raise
+        raise SettingsError(short_message(error), hint=hint) from error
+
+
+@contextmanager
+def limit_address_space(size: int) -> Iterator[None]:
+    """Let this process reserve at most `size` bytes more, and some for its threads. On Linux only.
+
+    DuckDB's own limit does not count the computation of one huge value (seen with 2.0: `repeat('x', 4000000000)`).
+    """
+    if not _RESERVED_PAGES.exists():
+        yield
+        return
+    reserved = int(_RESERVED_PAGES.read_bytes().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = reserved + size + _THREADS_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def check_query(lake: duckdb.DuckDBPyConnection, query: str) -> None:
+    """Raise `SettingsError` unless the query is one statement that reads tables; `duckdb.Error` if it is no SQL."""
+    statements = duckdb.extract_statements(query)
+    if len(statements) != 1:
+        raise SettingsError("One query is required.", hint="Remove the semicolon.")
+    kind = statements[0].type
+    if kind == duckdb.StatementType.MULTI:  # DuckDB makes two statements of it, and shows the tree of neither
+        raise _ForbiddenError("PIVOT without IN", hint="Name the values: PIVOT files ON closed IN (true, false).")
+    if kind != duckdb.StatementType.SELECT:
+        raise _ForbiddenError(kind.name)
+    ((tree,),) = lake.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
+    _check_tree(json.loads(tree))
+
+
+def strip_trailing_semicolon(query: str) -> str:
+    """Return the query without its last semicolon: DuckDB puts the text into parentheses unchanged."""
+    raw = query.encode()
+    end = len(raw)
+    for offset, kind in reversed(duckdb.tokenize(query)):  # offsets count bytes
+        if kind != duckdb.token_type.comment and raw[offset : offset + 1] != b";":
+            break
+        end = offset
+    return raw[:end].decode()
+
+
+def cast_to_text(result: duckdb.DuckDBPyRelation, unchanged_types: frozenset[str]) -> duckdb.DuckDBPyRelation:
+    """Return the rows with every column cast to DuckDB's text, except for columns of `unchanged_types`."""
+    columns = (
+        f"#{index}" if str(kind) in unchanged_types else f"CAST(#{index} AS VARCHAR)"
+        for index, kind in enumerate(result.types, start=1)
+    )
+    names = map(sql_identifier, result.columns)
+    return result.project(", ".join(f"{column} AS {name}" for column, name in zip(columns, names, strict=True)))
+
+
+def _check_tree(tree: Any) -> None:
+    """Check a parsed query: DuckDB writes each node of its syntax tree as an object with a type."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, list):
+            pending += node
+        elif isinstance(node, dict):
+            _check_node(node)
+            pending += node.values()
+
+
+def _check_node(node: dict[str, Any]) -> None:
+    kind = node.get("type")
+    if not isinstance(kind, str):
+        return
+    if kind.endswith("_NODE") and kind not in _READING_NODES:
+        raise _ForbiddenError(kind.removesuffix("_NODE").removesuffix("_QUERY"))
+    if kind == "TABLE_FUNCTION":
+        name = str(node.get("function", {}).get("function_name"))
+        if name.lower() not in TABLE_FUNCTIONS:
+            raise _ForbiddenError(f"{name}()")
+    if kind == "BASE_TABLE" and _FILE_NAME.search(str(node.get("table_name"))):
+        raise _ForbiddenError(_FILE)

@@ -24,14 +24,6 @@ if TYPE_CHECKING:
     from pipeline.lake.layout import LakeLayout
 
 
-class JobState(StrEnum):
-    """State of a report job."""
-
-    OPEN = "open"
-    DONE = "done"
-    INCOMPLETE = "incomplete"  # ended with failed files; the same command continues the job
-
-
 class OrderState(StrEnum):
     """State of a report order."""
 
@@ -66,8 +58,6 @@ class ReportJob(Struct, frozen=True):
     options: str
     context: str
     created_at: int
-    ended_at: int | None = None
-    state: JobState = JobState.OPEN
 
 
 class ReportJobFile(Struct, frozen=True):
@@ -111,12 +101,11 @@ class FileConfirmation(Struct, frozen=True):
 
 
 class ReportBatch(Struct, frozen=True):
-    """The files of one PDF. `split`: the service rejected it, and two smaller batches replace it."""
+    """The files of one PDF."""
 
     batch: int
     label: str
     group_name: str | None
-    split: bool
     files: tuple[int, ...]
 
 
@@ -196,11 +185,6 @@ class RequestLog:
             rows = (replace(file, batch=batch_of.get(file.file_id)) for file in files)
             insert_all(db, "report_file", ("job", *columns), [(job.job, *astuple(row)) for row in rows])
 
-    def finish_job(self, job: str, state: JobState, at: int) -> None:
-        """Record the end of a job."""
-        with self.ledger.transaction() as db:
-            db.execute("UPDATE report_job SET state = ?, ended_at = ? WHERE job = ?", (state, at, job))
-
     def delete_job(self, job: str) -> None:
         """Delete a job without an accepted order."""
         with self.ledger.transaction() as db:
@@ -217,29 +201,16 @@ class RequestLog:
         return self.ledger.select(ReportJobFile, "report_file WHERE job = ? ORDER BY position", (job,))
 
     def batches(self, job: str) -> list[ReportBatch]:
-        """Return the batches by label, with those that were split."""
+        """Return the batches by label, also those that their files have left."""
         ids: dict[int, list[int]] = {}
         for file in self.files(job):
             if file.batch is not None and file.file_id is not None:
                 ids.setdefault(file.batch, []).append(file.file_id)
-        sql = "SELECT batch, label, group_name, split FROM report_batch WHERE job = ? ORDER BY label"
+        sql = "SELECT batch, label, group_name FROM report_batch WHERE job = ? ORDER BY label"
         return [
-            ReportBatch(number, label, group_name, bool(split), tuple(ids.get(number, ())))
-            for number, label, group_name, split in self.ledger.query(sql, (job,))
+            ReportBatch(number, label, group_name, tuple(ids.get(number, ())))
+            for number, label, group_name in self.ledger.query(sql, (job,))
         ]
-
-    def split_batch(self, job: str, batch: ReportBatch) -> tuple[ReportBatch, ReportBatch]:
-        """Replace a rejected batch by two halves."""
-        middle = (len(batch.files) + 1) // 2
-        with self.ledger.transaction() as db:
-            last = int(db.execute("SELECT max(batch) FROM report_batch WHERE job = ?", (job,)).fetchone()[0])
-            halves = (
-                ReportBatch(last + 1, f"{batch.label}a", batch.group_name, split=False, files=batch.files[:middle]),
-                ReportBatch(last + 2, f"{batch.label}b", batch.group_name, split=False, files=batch.files[middle:]),
-            )
-            db.execute("UPDATE report_batch SET split = 1 WHERE job = ? AND batch = ?", (job, batch.batch))
-            _move_files(db, job, batch.batch, halves)
-        return halves
 
     # Orders
 
@@ -303,7 +274,7 @@ class RequestLog:
             if superseded is not None:
                 _update_order(db, job, superseded, ("state", "error", "references_found"))
             db.execute(
-                "DELETE FROM report_batch AS b WHERE job = ? AND batch = ? AND NOT split AND NOT EXISTS (SELECT *"
+                "DELETE FROM report_batch AS b WHERE job = ? AND batch = ? AND NOT EXISTS (SELECT *"
                 " FROM report_file AS f WHERE f.job = b.job AND f.batch = b.batch) AND NOT EXISTS (SELECT *"
                 " FROM report_order AS o WHERE o.job = b.job AND o.batch = b.batch)",
                 (job, batch),
@@ -312,7 +283,12 @@ class RequestLog:
     def restore_files(self, job: str, batches: Sequence[ReportBatch]) -> None:
         """Put excluded files into new batches: their order is tried again."""
         with self.ledger.transaction() as db:
-            _move_files(db, job, None, batches)
+            _insert_batches(db, job, batches)
+            db.executemany(
+                "UPDATE report_file SET batch = ?, reason = NULL, excluded_at = NULL"
+                " WHERE job = ? AND batch IS NULL AND file_id = ?",
+                [(batch.batch, job, file_id) for batch in batches for file_id in batch.files],
+            )
 
     def update(self, job: str, order: ReportOrderRecord, **changes: Any) -> ReportOrderRecord:
         """Record changes of an order and return it."""
@@ -363,16 +339,6 @@ class RequestLog:
 def _insert_batches(db: sqlite3.Connection, job: str, batches: Sequence[ReportBatch]) -> None:
     rows = [(job, batch.batch, batch.label, batch.group_name) for batch in batches]
     insert_all(db, "report_batch", ("job", "batch", "label", "group_name"), rows)
-
-
-def _move_files(db: sqlite3.Connection, job: str, former: int | None, batches: Sequence[ReportBatch]) -> None:
-    """Insert batches, and put files into them that were in the batch `former`, or excluded."""
-    _insert_batches(db, job, batches)
-    db.executemany(
-        "UPDATE report_file SET batch = ?, reason = NULL, excluded_at = NULL"
-        " WHERE job = ? AND batch IS ? AND file_id = ?",
-        [(batch.batch, job, former, file_id) for batch in batches for file_id in batch.files],
-    )
 
 
 def _update_order(db: sqlite3.Connection, job: str, order: ReportOrderRecord, columns: Sequence[str]) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pipeline.atomic_files import fsync_dir, is_damaged_copy, is_temp_file
-from pipeline.lake.file_names import list_files, list_snapshots
-from pipeline.lake.image_files import COMPLETE, IMAGES, INCOMING, is_image_path
+from pipeline.lake.file_names import COMPLETE, IMAGES, INCOMING, is_image_path, list_files, list_snapshots
 from pipeline.lake.image_records import find_unused
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import is_own_part

@@ -174,9 +174,6 @@ def _open_memory_db() -> Iterator[duckdb.DuckDBPyConnection]:
         raise LakeCorruptedError("A snapshot, or a part of it, cannot be read.") from error
 
 
-# Columns that differ
-
-
 def _find_differing_columns(db: duckdb.DuckDBPyConnection, file_ids: Sequence[int]) -> dict[int, list[str]]:
     """Return the columns that differ, as table.column, by file; a table alone if rows were added or removed.
 

@@ -1,74 +1,224 @@
 """Views of the catalog that are computed from its tables.
 
-view_definitions has those whose query is the same in every lake. The wide views have one column per field name or
-question of the tables that were just written: 0.02 s at 100,000 files.
+Most have the same query in every lake. The wide views have one column per field name or question of the tables that
+were just written: 0.02 s at 100,000 files.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections import Counter
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS
+from msgspec import Struct
+
+from pipeline.lake.duckdb import write_comments
 from pipeline.lake.sql import sql_identifier, sql_literal
-from pipeline.lake.view_definitions import (
-    ADDRESSES,
-    DAMAGE,
-    FILE_SUMMARY,
-    OPEN_RUNS,
-    PROGRESS,
-    WORKFLOW_STEPS,
-    WORKFLOWS,
-    View,
-)
+from schemas.tables import WORKFLOW_DEFINITION_STEPS, WORKFLOW_DEFINITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     import duckdb
 
-    from pipeline.lake.duckdb import TableWriter
+    from schemas.tables import Table
 
 MAX_WIDE_COLUMNS: Final = 500
 _MAX_NAME_LENGTH: Final = 1_000
-_MAX_QUESTION_LABELS: Final = 2_000  # of all forms: a service may invent them without end
 _MAX_COLUMN_NAME_LENGTH: Final = 500
 _MAX_SHOWN_CHARS: Final = 100
-_MAX_SHOWN_SPELLINGS: Final = 5
-_MAX_FORM_VIEWS: Final = 100  # every publish writes them
-_FIXED: Final = (DAMAGE, ADDRESSES, PROGRESS, OPEN_RUNS, FILE_SUMMARY)
-FIXED_VIEWS: Final = (WORKFLOWS, WORKFLOW_STEPS, *_FIXED)
-"""The views that every catalog has with the same query."""
 _WIDTH_NOTE: Final = (
     "Names with equal labels get a number: status, Status (2); the comment of a column has its name."
     f" At most {MAX_WIDE_COLUMNS} columns, for the most frequent names."
 )
 
 
-def list_views(db: duckdb.DuckDBPyConnection) -> tuple[View, ...]:
-    """Return the views over the tables of a catalog, and the tables of what happened to files."""
-    wide = (_fields_wide(_list_names(db, "fields", "name")), _answers_wide(_list_names(db, "form_answers", "label")))
-    return (WORKFLOWS, WORKFLOW_STEPS, *wide, *_forms_wide(db), *_FIXED, FILE_VERSIONS, FILE_EVENTS)
+class View(Struct, frozen=True):
+    """A view: name, comment, columns with their comments, query. A table that a publish fills has no query."""
+
+    name: str
+    comment: str
+    columns: tuple[tuple[str, str], ...]
+    sql: str = ""
 
 
-def write_views(writer: TableWriter, views: Iterable[View], former: Mapping[str, str]) -> dict[str, str]:
+DAMAGE: Final = View(
+    "damage_by_month",
+    "One row per month: photos taken (uploads of type snap), and how many of them show damage.",
+    (
+        ("month", "First day of the month of scan_date_time, or of created_at where that is NULL (UTC)."),
+        ("images", "Photos: uploads of type snap, without documents and manual uploads."),
+        ("with_damage", "Photos that the app user marked as showing damage."),
+        ("damage_ratio", "Photos with damage divided by photos."),
+        ("files", "Files that the photos belong to."),
+        ("files_with_damage", "Files with at least one photo that shows damage."),
+    ),
+    "SELECT date_trunc('month', coalesce(scan_date_time, created_at))::TIMESTAMP AS month, count(*) AS images,"
+    " count(*) FILTER (has_damage) AS with_damage, count(*) FILTER (has_damage) / count(*) AS damage_ratio,"
+    " count(DISTINCT file_id) AS files, count(DISTINCT file_id) FILTER (has_damage) AS files_with_damage"
+    " FROM main.uploads WHERE upload_type = 'snap' GROUP BY ALL ORDER BY month",
+)
+
+
+def _table_columns(table: Table) -> tuple[tuple[str, str], ...]:
+    return tuple((column.name, column.comment) for column in table.columns)
+
+
+def _column_list(table: Table, prefix: str = "") -> str:
+    return ", ".join(f"{prefix}{sql_identifier(column.name)}" for column in table.columns)
+
+
+WORKFLOWS: Final = View(
+    "workflows",
+    "One row per workflow: its latest known definition. workflow_definitions has every version.",
+    _table_columns(WORKFLOW_DEFINITIONS),
+    f"SELECT {_column_list(WORKFLOW_DEFINITIONS)} FROM main.workflow_definitions QUALIFY row_number() OVER"
+    " (PARTITION BY id ORDER BY updated_at DESC NULLS LAST, _fetched_at DESC, _definition_hash) = 1",
+)
+WORKFLOW_STEPS: Final = View(
+    "workflow_steps",
+    "One row per step of a workflow's latest known definition. workflow_definition_steps has those of every version.",
+    _table_columns(WORKFLOW_DEFINITION_STEPS),
+    f"SELECT {_column_list(WORKFLOW_DEFINITION_STEPS, 'step.')} FROM main.workflow_definition_steps AS step"
+    " SEMI JOIN main.workflows AS latest ON latest._definition_hash = step._definition_hash",
+)
+PROGRESS: Final = View(
+    "workflow_progress",
+    "One row per workflow run that was not removed: how many steps of its own definition are done, skipped, open.",
+    (
+        ("file_id", "The file."),
+        ("workflow_run_id", "Run; see workflow_runs.id."),
+        ("workflow_id", "Workflow of the run."),
+        ("workflow", "Name of the workflow in the definition that the run was made under."),
+        ("steps", "Steps of the definition that the run was made under; NULL if the run came without a definition."),
+        ("done", "Steps executed: every status except skipped."),
+        ("skipped", "Steps skipped."),
+        ("open", "Steps of the definition that are neither executed nor skipped; NULL without a definition."),
+        ("started_at", "Start on the device, otherwise submission, otherwise creation (UTC)."),
+        ("completed_at", "Completion (UTC); NULL while the run is open."),
+        ("_definition_hash", "Definition that the run was made under; see workflow_definitions."),
+    ),
+    "WITH defined AS (SELECT id, _definition_hash FROM main.workflow_definition_steps WHERE deleted_at IS NULL),"
+    " sizes AS (SELECT _definition_hash, count(*) AS steps FROM defined GROUP BY ALL),"
+    " taken AS (SELECT step.file_id, step.workflow_run_id, run._definition_hash, step.workflow_step_id,"
+    " bool_or(lower(step.status) IS DISTINCT FROM 'skipped') AS done FROM main.workflow_run_steps AS step"
+    " LEFT JOIN main.workflow_runs AS run ON run.file_id = step.file_id AND run.id = step.workflow_run_id"
+    " GROUP BY ALL),"
+    " counted AS (SELECT taken.file_id, taken.workflow_run_id, count(*) FILTER (done) AS done,"
+    " count(*) FILTER (NOT done) AS skipped, count(defined.id) AS known FROM taken LEFT JOIN defined"
+    " ON defined.id = taken.workflow_step_id AND defined._definition_hash = taken._definition_hash GROUP BY ALL)"
+    " SELECT run.file_id, run.id AS workflow_run_id, run.workflow_id, definition.name AS workflow,"
+    " CASE WHEN definition._definition_hash IS NOT NULL THEN coalesce(sizes.steps, 0) END AS steps,"
+    " coalesce(counted.done, 0) AS done, coalesce(counted.skipped, 0) AS skipped,"
+    " CASE WHEN definition._definition_hash IS NOT NULL"
+    " THEN greatest(coalesce(sizes.steps, 0) - coalesce(counted.known, 0), 0) END AS open,"
+    " coalesce(run.started_on_device_at, run.submit_date_time, run.created_at) AS started_at, run.completed_at,"
+    " run._definition_hash"
+    " FROM main.workflow_runs AS run"
+    " LEFT JOIN main.workflow_definitions AS definition ON definition._definition_hash = run._definition_hash"
+    " LEFT JOIN sizes ON sizes._definition_hash = run._definition_hash"
+    " LEFT JOIN counted ON counted.file_id = run.file_id AND counted.workflow_run_id = run.id"
+    " WHERE run.deleted_at IS NULL",
+)
+OPEN_RUNS: Final = View(
+    "open_workflow_runs",
+    "One row per workflow run that is not completed.",
+    (
+        ("file_id", "The file."),
+        ("scan_code", "Its reference."),
+        *(column for column in PROGRESS.columns[1:] if column[0] not in {"completed_at", "_definition_hash"}),
+        ("age_days", "Days since the start, by the reader's clock."),
+    ),
+    "SELECT file_id, scan_code, progress.* EXCLUDE (file_id, completed_at, _definition_hash),"
+    " (epoch(now()) - epoch(progress.started_at)) / 86400 AS age_days"
+    " FROM main.workflow_progress AS progress JOIN main.files USING (file_id) WHERE progress.completed_at IS NULL",
+)
+FILE_SUMMARY: Final = View(
+    "file_summary",
+    "One row per file: counts of what it has, and its first and last scan. A file counts once, whatever it joins.",
+    (
+        ("file_id", "The file."),
+        ("scan_code", "Its reference."),
+        ("closed", "The file is closed."),
+        ("created_at", "First upload or form was registered (UTC)."),
+        ("updated_at", "Last updated (UTC)."),
+        ("tenant_id", "Most frequent tenant of its uploads."),
+        ("locations", "Names of its locations in the order sent, joined with |."),
+        ("uploads", "Uploads of every type: photos, documents, manual uploads."),
+        ("damaged_uploads", "Uploads that the app user marked as showing damage."),
+        ("devices", "Devices that made the uploads."),
+        ("first_scan_at", "scan_date_time of the first upload, or created_at where that is NULL (UTC)."),
+        ("last_scan_at", "The same of the latest upload (UTC)."),
+        ("form_submits", "Submitted forms."),
+        ("workflow_runs", "Workflow runs that were not removed."),
+        ("open_workflow_runs", "Those that are not completed."),
+        ("open_steps", "Their steps that are neither executed nor skipped; NULL if no run has a definition."),
+    ),
+    "WITH upload AS (SELECT file_id, mode(tenant_id) AS tenant_id, count(*) AS uploads,"
+    " count(*) FILTER (has_damage) AS damaged_uploads, count(DISTINCT device_id) AS devices,"
+    " min(coalesce(scan_date_time, created_at)) AS first_scan_at, max(coalesce(scan_date_time, created_at))"
+    " AS last_scan_at FROM main.uploads GROUP BY file_id),"
+    " form AS (SELECT file_id, count(*) AS form_submits FROM main.form_submits GROUP BY file_id),"
+    " place AS (SELECT file_id, string_agg(location, ' | ' ORDER BY position) AS locations FROM main.locations"
+    " GROUP BY file_id),"
+    " run AS (SELECT file_id, count(*) AS workflow_runs, count(*) FILTER (completed_at IS NULL) AS open_workflow_runs,"
+    " sum(open) FILTER (completed_at IS NULL)::BIGINT AS open_steps FROM main.workflow_progress GROUP BY file_id)"
+    " SELECT files.file_id, files.scan_code, files.closed, files.created_at, files.updated_at, tenant_id, locations,"
+    " coalesce(uploads, 0) AS uploads, coalesce(damaged_uploads, 0) AS damaged_uploads,"
+    " coalesce(devices, 0) AS devices, first_scan_at, last_scan_at, coalesce(form_submits, 0) AS form_submits,"
+    " coalesce(workflow_runs, 0) AS workflow_runs, coalesce(open_workflow_runs, 0) AS open_workflow_runs, open_steps"
+    " FROM main.files LEFT JOIN upload USING (file_id) LEFT JOIN form USING (file_id)"
+    " LEFT JOIN place USING (file_id) LEFT JOIN run USING (file_id)",
+)
+ADDRESSES: Final = View(
+    "upload_addresses",
+    "One row per address that the service found for an upload's position.",
+    (
+        ("file_id", "The file."),
+        ("upload_id", "Upload; see uploads.id."),
+        ("rank", "Position among the addresses found, from 1: the first is the best."),
+        ("street_name", "Street."),
+        ("street_number", "House number."),
+        ("postal_code", "Postal code."),
+        ("municipality", "Town."),
+        ("country_code", "Country, two letters."),
+        ("address", "The address in one line, where the service sends it."),
+        ("latitude", "Latitude of the address, degrees."),
+        ("longitude", "Longitude of the address, degrees."),
+    ),
+    "WITH upload AS (SELECT file_id, id AS upload_id, geocoding -> '$.addresses[*]' AS addresses FROM main.uploads),"
+    " found AS (SELECT file_id, upload_id, unnest(addresses) AS found, generate_subscripts(addresses, 1) AS rank"
+    " FROM upload)"
+    " SELECT file_id, upload_id, rank, found ->> '$.address.streetName' AS street_name,"
+    " found ->> '$.address.streetNumber' AS street_number, found ->> '$.address.postalCode' AS postal_code,"
+    " found ->> '$.address.municipality' AS municipality, found ->> '$.address.countryCode' AS country_code,"
+    " found ->> '$.address.freeformAddress' AS address,"
+    " TRY_CAST(split_part(found ->> '$.position', ',', 1) AS DOUBLE) AS latitude,"
+    " TRY_CAST(split_part(found ->> '$.position', ',', 2) AS DOUBLE) AS longitude FROM found",
+)
+FIXED_VIEWS: Final = (WORKFLOWS, WORKFLOW_STEPS, DAMAGE, ADDRESSES, PROGRESS, OPEN_RUNS, FILE_SUMMARY)
+"""The views that every catalog has with the same query."""
+
+
+def write_views(db: duckdb.DuckDBPyConnection, views: Iterable[View], former: Mapping[str, str]) -> dict[str, str]:
     """Create the views, and return a hash of each by its name.
 
-    Those in `former` exist already; a view whose hash is the same stays.
+    Those in `former` exist already; one whose hash is the same stays.
     """
     hashes = {view.name: blake2b(repr(view).encode(), digest_size=8).hexdigest() for view in views}
-    for name in former.keys() - hashes.keys():
-        writer.db.execute(f"DROP VIEW main.{name}")
     for view in views:
         if former.get(view.name) != hashes[view.name]:
-            writer.db.execute(f"CREATE OR REPLACE VIEW main.{view.name} AS {view.sql}")
-            writer.comment("VIEW", f"main.{view.name}", view.comment, view.columns)
+            db.execute(f"CREATE OR REPLACE VIEW main.{view.name} AS {view.sql}")
+            write_comments(db, "VIEW", f"main.{view.name}", view.comment, view.columns)
     return hashes
 
 
 # Wide views
+
+
+def list_wide_views(db: duckdb.DuckDBPyConnection) -> tuple[View, View]:
+    """Return the views with a column for each name in the tables of a catalog."""
+    return _fields_wide(_list_names(db, "fields", "name")), _answers_wide(_list_names(db, "form_answers", "label"))
 
 
 def _list_names(db: duckdb.DuckDBPyConnection, table: str, column: str) -> list[str]:
@@ -140,55 +290,6 @@ def _answers_wide(names: Sequence[str]) -> View:
         f"{_aggregates(columns, joined, 'label')} FROM main.form_answers GROUP BY file_id, submit_position) AS wide"
         " ON wide.file_id = sent.file_id AND wide.submit_position = sent.position",
     )
-
-
-def _forms_wide(db: duckdb.DuckDBPyConnection) -> list[View]:
-    """Return one view per form, the most frequent forms first."""
-    rows = db.execute(
-        "SELECT form_id, question_id, label, count(*) AS answers FROM main.form_answers WHERE form_id IS NOT NULL"
-        f" AND length(question_id) <= {_MAX_NAME_LENGTH} AND coalesce(length(label) <= {_MAX_NAME_LENGTH}, true)"
-        f" GROUP BY ALL ORDER BY answers DESC, form_id, question_id, label LIMIT {_MAX_QUESTION_LABELS}"
-    ).fetchall()
-    forms: dict[int, dict[str, Counter[str]]] = {}
-    for form_id, question_id, label, count in rows:
-        forms.setdefault(form_id, {}).setdefault(question_id, Counter())[label or ""] += count
-    frequent = sorted(forms, key=lambda form_id: (-sum(map(Counter.total, forms[form_id].values())), form_id))
-    return [_form_wide(form_id, forms[form_id]) for form_id in frequent[:_MAX_FORM_VIEWS]]
-
-
-def _form_wide(form_id: int, questions: Mapping[str, Counter[str]]) -> View:
-    """Return the view of one form. A question keeps its column when its label changes, and shares it with no other."""
-    fixed = (
-        ("file_id", "The file."),
-        ("form_submit_id", "Submission; see form_submits.id."),
-        ("submit_position", "Position of the submission; see form_submits.position."),
-        ("title", "Title of the form."),
-    )
-    used = {name.casefold() for name, _ in fixed}
-    columns: list[tuple[str, str]] = []
-    comments: list[tuple[str, str]] = []
-    frequent = sorted(questions, key=lambda question_id: (-questions[question_id].total(), question_id))
-    for question_id in sorted(frequent[:MAX_WIDE_COLUMNS], key=_question_sort_key):
-        labels = questions[question_id]
-        column = _unused_label(min(labels, key=lambda label: (-labels[label], label)), used)
-        columns.append((column, question_id))
-        quoted = ", ".join(map(_format_name, sorted(labels)[:_MAX_SHOWN_SPELLINGS]))
-        comments.append((column, f"Answer to question {question_id}: {quoted}."))
-    joined = "string_agg(value, ' | ' ORDER BY position)"
-    return View(
-        f"form_{form_id}_wide".replace("-", "minus_"),
-        f"One row per submission of form {form_id}, one column per question, by the question's id.",
-        (*fixed, *comments),
-        f"SELECT sent.file_id, sent.id AS form_submit_id, sent.position AS submit_position, sent.title"
-        f"{_selected_columns(columns)} FROM main.form_submits AS sent LEFT JOIN (SELECT file_id, submit_position"
-        f"{_aggregates(columns, joined, 'question_id')} FROM main.form_answers WHERE form_id = {form_id}"
-        " GROUP BY file_id, submit_position) AS wide ON wide.file_id = sent.file_id"
-        f" AND wide.submit_position = sent.position WHERE sent.form_id = {form_id}",
-    )
-
-
-def _question_sort_key(question_id: str) -> tuple[int, int, str]:
-    return (0, int(question_id), "") if question_id.isdecimal() else (1, 0, question_id)
 
 
 def _selected_columns(columns: Sequence[tuple[str, str]]) -> str:

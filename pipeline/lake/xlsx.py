@@ -1,4 +1,4 @@
-"""Excel workbooks of a catalog's tables, written with the optional library XlsxWriter."""
+"""Excel workbooks, written row by row with the optional library XlsxWriter."""
 
 from __future__ import annotations
 
@@ -8,21 +8,16 @@ from datetime import UTC, date, datetime
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
 from pipeline.errors import SettingsError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    import duckdb
 
 _LIBRARY: Final = "xlsxwriter"  # an optional extra, imported when a workbook is written
 MAX_SHEET_ROWS: Final = 1_048_575  # below the heading
 _MAX_EXACT_INT: Final = 10**15  # Excel rounds greater whole numbers
-_BATCH_ROWS: Final = 20_000
 _FIRST_YEAR: Final = 1900
 _MEASURED_ROWS: Final = 200
 _MAX_WIDTH_CHARS: Final = 50
@@ -45,51 +40,29 @@ def check_xlsx_installed() -> None:
         )
 
 
-def write_workbook(db: duckdb.DuckDBPyConnection, path: Path, sources: Mapping[str, str]) -> dict[str, int]:
-    """Write one sheet per table of the open catalog, row by row, and return the numbers of rows.
-
-    `sources` are the tables as SQL, by sheet.
-
-    Raises `SettingsError` if a table has more rows than a sheet, `StorageError` if the disk is full.
-    """
-    counts = {}
-    with _open_workbook(path, path.name, tmpdir=str(path.parent)) as book:
-        for name, source in sources.items():
-            result = db.execute(f"FROM {source}")
-            columns = [(column[0], str(column[1])) for column in result.description or ()]
-            rows = chain.from_iterable(iter(partial(result.fetchmany, _BATCH_ROWS), []))
-            counts[name] = _write_sheet(book, name, columns, rows)
-    return counts
-
-
-def write_result_workbook(target: IO[bytes], columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]]) -> int:
-    """Write one sheet with the rows of a query to an open file; `columns` has names and SQL types. Return the rows.
-
-    Raises `SettingsError` if there are more rows than a sheet holds.
-    """
-    with _open_workbook(target, "The workbook") as book:
-        return _write_sheet(book, "result", columns, rows)
-
-
 def is_excel_type(sql_type: str) -> bool:
     """Return whether Excel has the type: numbers, flags, dates and instants. Others are text."""
     return sql_type in _DATE_FORMATS or sql_type == "BOOLEAN" or _NUMBER.fullmatch(sql_type) is not None
 
 
 @contextmanager
-def _open_workbook(target: Path | IO[bytes], subject: str, **options: str) -> Iterator[Any]:
+def open_workbook(target: IO[bytes]) -> Iterator[Any]:
+    """Yield a workbook without sheets, which is written to `target` at the end. Raises `StorageError`."""
     check_xlsx_installed()
     xlsxwriter = import_module(_LIBRARY)
     try:
-        with xlsxwriter.Workbook(target, {"constant_memory": True, "use_zip64": True, **options}) as book:
+        with xlsxwriter.Workbook(target, {"constant_memory": True, "use_zip64": True}) as book:
             yield book
     except xlsxwriter.exceptions.FileCreateError as error:
         cause = error.args[0]
-        raise StorageError.from_errno(subject, cause.errno if isinstance(cause, OSError) else None) from error
+        raise StorageError.from_errno("The workbook", cause.errno if isinstance(cause, OSError) else None) from error
 
 
-def _write_sheet(book: Any, name: str, columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]]) -> int:
-    """Write a sheet with a frozen heading, a filter and columns as wide as the first rows need."""
+def write_sheet(book: Any, name: str, columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]]) -> int:
+    """Write a sheet with a frozen heading, a filter and columns as wide as the first rows need. Return the rows.
+
+    `columns` has names and SQL types. Raises `SettingsError` if there are more rows than a sheet holds.
+    """
     sheet, bold = book.add_worksheet(name), book.add_format({"bold": True})
     for index, (column, _) in enumerate(columns):
         sheet.write_string(0, index, column, bold)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _DISK_LIMITS_BYTES: Final = (50_000_000, 1_000_000_000)  # free: below the first an error, below the second a warning
 _STALE_AFTER_SECONDS: Final = 86_400
-_NETWORK_FILE_SYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "afs"})
 _REPAIR_HINT: Final = "Run `scanlake repair`, or `scanlake sync`."
 
 
@@ -52,7 +51,7 @@ def check_permissions(config: Path | None, settings: Settings) -> Iterator[Findi
 
 
 def check_folder(settings: Settings) -> Iterator[Finding]:
-    """Yield findings for the lake's folder: existence, permissions, file system, disk space.
+    """Yield findings for the lake's folder: existence, permissions, disk space.
 
     Without an address of the service nothing is written to the lake: a folder that cannot be written is in order.
     """
@@ -62,40 +61,23 @@ def check_folder(settings: Settings) -> Iterator[Finding]:
     if not existing.is_dir():
         yield error("lake", name, "not a folder", "Correct `lake`, or remove the file.", ExitCode.STORAGE)
         return
-    kind = _find_file_system(existing)
-    if kind in _NETWORK_FILE_SYSTEMS:
-        problem = f"on a network file system ({kind}), where locks may not work"
-        yield warning("lake", name, problem, "Write to the lake from one machine only, or move it to a local disk.")
     if settings.base_url is None:
         return
     if not os.access(existing, os.W_OK | os.X_OK):
         yield error("lake", name, "cannot be written", "Correct its permissions or owner.", ExitCode.STORAGE)
     elif existing != root:
         yield ok("lake", format_path(root), "does not exist yet; the first sync creates the folder")
-    yield _check_disk_space(existing, root)
+    yield _check_disk_space(existing)
 
 
-def _check_disk_space(existing: Path, root: Path) -> Finding:
+def _check_disk_space(existing: Path) -> Finding:
     free = shutil.disk_usage(existing).free
     problem = f"{format_bytes(free)} free"
     if free < _DISK_LIMITS_BYTES[0]:
         return error("lake", "disk", f"only {problem}", "Free disk space: a sync cannot commit.", ExitCode.STORAGE)
-    parts = sum(map(_file_size, root.glob("tables/*/*.parquet"))) if existing == root else 0
-    if free < max(_DISK_LIMITS_BYTES[1], parts):
-        hint = "Free disk space: a rebuild needs as much as the tables take."
-        return warning("lake", "disk", f"{problem}, and the tables take {format_bytes(parts)}", hint)
+    if free < _DISK_LIMITS_BYTES[1]:
+        return warning("lake", "disk", f"only {problem}", "Free disk space: a publish copies the catalog.")
     return ok("lake", "disk", problem)
-
-
-def _find_file_system(path: Path) -> str:
-    """Return the type of the file system of a path, or "" if the system has no /proc."""
-    try:
-        mounts = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError):
-        return ""
-    resolved = path.resolve()
-    containing = [(mount[1], mount[2]) for mount in mounts if resolved.is_relative_to(mount[1])]
-    return max(containing, key=lambda mount: len(mount[0]), default=("", ""))[1]
 
 
 def check_lake(settings: Settings, *, read_data: bool = False) -> Iterator[Finding]:
@@ -183,10 +165,3 @@ def _check_watermark(properties: LakeProperties, settings: Settings) -> Iterator
         if properties.last_verify_at is None:  # after a rollback, the other instant is no real one
             problem = "deletions are unchecked since the first sync or the last rollback"
         yield warning("lake", "verify", problem, "Run `scanlake verify`.")
-
-
-def _file_size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:  # it vanished meanwhile
-        return 0

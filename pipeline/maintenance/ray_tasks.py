@@ -34,7 +34,6 @@ _SCHEME: Final = "ray"
 _TASKS_PER_CORE: Final = 2  # one runs, one waits with its input
 _MAX_TASKS_IN_FLIGHT: Final = 64  # each has up to 32 MiB of documents in the cluster's object store
 _MAX_RETRIES: Final = 10  # of a task whose worker or node died
-_PATIENCE_SECONDS: Final = 30.0  # without a result, until it is logged
 _CONNECT_SECONDS: Final = 10.0
 _ADDRESS_RE: Final = re.compile(r"(?:ray://)?(\[[^\]]+\]|[^:/]+):([0-9]{1,5})/?")
 _HINT: Final = "Nothing was changed. Check `ray status`, or run the command without --on."
@@ -93,12 +92,7 @@ def _run_tasks(target: str, max_in_flight: int, tasks: Iterator[FlattenTask]) ->
 
 
 def _wait_for(target: str, reference: Any) -> FlattenedRows:
-    waited = 0.0
     with _translate_errors(target):
-        while not ray.wait([reference], timeout=_PATIENCE_SECONDS)[0]:
-            waited += _PATIENCE_SECONDS
-            nodes = sum(bool(node["Alive"]) for node in ray.nodes())
-            _log.warning("ray.waiting", seconds=waited, nodes=nodes, hint="Check `ray status`.")
         version, rows = ray.get(reference)
     if version != __version__:
         raise SettingsError(

@@ -6,7 +6,6 @@ by a task and the rows of one part per table. The new parts are registered in on
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -17,7 +16,6 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.flatten.flatten import flatten
 from pipeline.lake.part_rows import (
     DefinitionIndex,
     describe_lost_tombstones,
@@ -25,8 +23,7 @@ from pipeline.lake.part_rows import (
     iter_raw_batches,
     select_tombstones,
 )
-from pipeline.lake.parts import RAW_TABLE
-from pipeline.lake.pending_rows import RowBuffer
+from pipeline.lake.parts import RAW_TABLE, RowBuffer
 from schemas.tables import (
     BY_NAME,
     COMMIT_SEQ_COLUMN,
@@ -82,13 +79,7 @@ class FlattenTask(Struct, frozen=True):
         rejects: list[int | None] = []
         for batch in self.documents.to_batches():
             for commit in iter_commits(batch):
-                flat = flatten(
-                    commit.versions,
-                    run_id=commit.run_id,
-                    seq=commit.seq,
-                    known_definitions=self.known_definitions,
-                    texts_from_list=commit.texts_from_list,
-                )
+                flat = commit.flatten(self.known_definitions)
                 rejects += [reject.file_id for reject in flat.rejects]
                 for name, rows in flat.tables.items():
                     tables.setdefault(name, []).append(rows)
@@ -118,11 +109,13 @@ def rebuild(lake: Lake, run_tasks: RunTasks = run_here, *, damaged: Collection[s
         raise SettingsError("The lake is empty.", hint="Run `scanlake sync` first.")
     raw = [part for part in parts if part.table_name == RAW_TABLE]
     span = (min(part.first_commit_seq for part in old), max(part.last_commit_seq for part in old))
-    rows = _RowWriter(RowBuffer(lake.layout, max_files=_FILES_PER_PART, span=span))
+    rows = RowBuffer(lake.layout, max_files=_FILES_PER_PART, span=span)
+    new: list[Part] = []
+    deleted_files: set[int] = set()
     definitions = DefinitionIndex(ledger)
     files = 0
     try:
-        for flat in run_tasks(_list_tasks(lake, raw, rows, definitions)):
+        for flat in run_tasks(_list_tasks(lake, raw, rows, definitions, deleted_files)):
             if flat.rejects:
                 raise LakeCorruptedError(
                     f"The documents of {len(flat.rejects):,} files cannot be read, for example {flat.rejects[0]}.",
@@ -130,12 +123,14 @@ def rebuild(lake: Lake, run_tasks: RunTasks = run_here, *, damaged: Collection[s
                 )
             rows.add(flat.tables)
             files += flat.files
+            if rows.is_full:
+                new += rows.write()
         _check_file_count(ledger, files)
         intact = [part for part in old if part.name not in damaged]
         for name, definition_rows in _read_lost_definitions(lake, intact, definitions):
             rows.add({name: definition_rows})
-        rows.add({DELETED_FILES.name: describe_lost_tombstones(ledger, rows.deleted_files)})
-        new = rows.finish()
+        rows.add({DELETED_FILES.name: describe_lost_tombstones(ledger, deleted_files)})
+        new += rows.write()
     except (OSError, pa.ArrowException) as error:
         raise LakeCorruptedError("documents/ cannot be read. Nothing was changed.") from error
     if lost := definitions.all.keys() - definitions.written:
@@ -152,31 +147,10 @@ def rebuild(lake: Lake, run_tasks: RunTasks = run_here, *, damaged: Collection[s
     )
 
 
-class _RowWriter:
-    """Writes rows to parts as they come."""
-
-    def __init__(self, buffer: RowBuffer) -> None:
-        self._buffer = buffer
-        self._parts: list[Part] = []
-        self.deleted_files: set[int] = set()
-
-    def add(self, tables: dict[str, pa.Table]) -> None:
-        if (deleted := tables.get(DELETED_FILES.name)) is not None:
-            self.deleted_files.update(deleted["file_id"].to_pylist())
-        if tables := {name: rows for name, rows in tables.items() if rows.num_rows}:
-            # Each set of parts has a name of its own.
-            self._buffer.add(tables, run_id=f"rebuild-{secrets.token_hex(3)}", seq=0)
-        if self._buffer.is_full:
-            self._parts += self._buffer.write()
-
-    def finish(self) -> list[Part]:
-        return [*self._parts, *self._buffer.write()]
-
-
 def _list_tasks(
-    lake: Lake, raw: Sequence[Part], rows: _RowWriter, definitions: DefinitionIndex
+    lake: Lake, raw: Sequence[Part], rows: RowBuffer, definitions: DefinitionIndex, deleted_files: set[int]
 ) -> Iterator[FlattenTask]:
-    """Yield the documents of the current versions, and write the rows of tombstones.
+    """Yield the documents of the current versions. Add the rows of tombstones, whose ids go to `deleted_files`.
 
     A definition belongs to the first commit that contains it, in whichever version of a file. What is known then
     depends on the commits before, so the few commits with definitions are flattened here for them.
@@ -185,7 +159,9 @@ def _list_tasks(
     pending: list[pa.RecordBatch] = []
     for batch in iter_raw_batches(lake.layout, [part.name for part in raw]):
         current = _select_current(lake.ledger, batch)
-        rows.add({DELETED_FILES.name: select_tombstones(batch.filter(current))})
+        tombstones = select_tombstones(batch.filter(current))
+        deleted_files.update(tombstones["file_id"].to_pylist())
+        rows.add({DELETED_FILES.name: tombstones})
         if not definitions.seqs.isdisjoint(batch.column(COMMIT_SEQ_COLUMN).unique().to_pylist()):
             _add_definitions(batch, current, rows, definitions)
         pending.append(batch.filter(pc.and_(current, pc.not_equal(batch.column("kind"), DELETED))))
@@ -205,21 +181,14 @@ def _select_current(ledger: Ledger, batch: pa.RecordBatch) -> pa.BooleanArray:
 
 
 def _add_definitions(
-    batch: pa.RecordBatch, current: pa.BooleanArray, rows: _RowWriter, definitions: DefinitionIndex
+    batch: pa.RecordBatch, current: pa.BooleanArray, rows: RowBuffer, definitions: DefinitionIndex
 ) -> None:
     """Add the definitions that were new in the commits of a batch, and the misfits that came with them."""
     current_ids = batch.column("file_id").filter(current)
     for commit in iter_commits(batch):
         if commit.seq not in definitions.seqs:
             continue
-        known = definitions.select_known(commit.seq)
-        flat = flatten(
-            commit.versions,
-            run_id=commit.run_id,
-            seq=commit.seq,
-            known_definitions=known,
-            texts_from_list=commit.texts_from_list,
-        )
+        flat = commit.flatten(definitions.select_known(commit.seq))
         definitions.written |= flat.definitions
         rows.add({name: flat.tables[name] for name in _DEFINITIONS & flat.tables.keys()})
         if (misfits := flat.tables.get(MISFITS.name)) is not None:

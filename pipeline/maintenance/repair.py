@@ -25,7 +25,7 @@ from pipeline.lake.catalog import refuse_other_databases
 from pipeline.lake.catalog_sql import read_parts
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_snapshots
-from pipeline.lake.integrity import check_images, find_damaged_catalogs, queue_images_again
+from pipeline.lake.integrity import find_damaged_catalogs
 from pipeline.lake.layout import lock_lake_for_reading, translate_os_errors
 from pipeline.lake.ledger_format import REBUILD_HINT
 from pipeline.lake.models import RunRecord
@@ -124,9 +124,9 @@ def _check(
     catalogs = list(find_damaged_catalogs(layout, ledger, damaged_parts=damaged_parts))
     if lake is not None and catalogs:
         _repair_catalogs(lake, catalogs)
-    images = check_images(layout, ledger, read_data=read_data)
+    images = integrity.check_images(layout, ledger, read_data=read_data)
     if lake is not None and images.damaged:
-        queue_images_again(layout, lake.ledger, images.damaged)
+        integrity.queue_images_again(layout, lake.ledger, images.damaged)
         lake.republish_records(at=now_us())
     check.pictures_to_fetch = len(images.damaged)
     check.findings += [*catalogs, *(picture.finding for picture in images.damaged)]

@@ -1,4 +1,4 @@
-"""Bookkeeping after a run: run statistics, metrics file, alerts."""
+"""Bookkeeping after a run: run statistics, metrics file, alerts when runs fail, recover and succeed."""
 
 from __future__ import annotations
 
@@ -8,35 +8,49 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+import aiohttp
 from msgspec import Struct
+from yarl import URL
 
 from pipeline.errors import ExitCode, StorageError, to_scanlake_error
 from pipeline.lake.lake_folder import find_enclosing_lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
-from pipeline.logs import to_one_line
-from pipeline.monitoring.alerts import Alert, send_alert
+from pipeline.lake.live_state import read_live_state
+from pipeline.logs import get_logger, to_one_line
 from pipeline.monitoring.metrics import lake_labels, write_metrics
-from pipeline.monitoring.run_history import RunStatsFile
-from pipeline.monitoring.run_result import RunResult
+from pipeline.monitoring.run_history import RunResult, read_run_stats, update_run_stats
 from pipeline.process import run_async
 from pipeline.progress import CrawlProgress
-from schemas.timestamps import to_datetime
+from schemas.timestamps import format_instant, to_datetime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pipeline.lake.lake import Lake
+    from pipeline.lake.models import SnapshotRecord
     from pipeline.monitoring.run_history import RunStats
     from pipeline.progress import ProgressState
     from pipeline.settings import Settings
 
+POST_SECONDS: Final = 8.0
+_MAX_REASON_CHARS: Final = 1_000
 _MAX_REASONS: Final = 20
+_KILLED_CODE: Final = 137  # what a shell reports of SIGKILL
 _MAX_INCONSISTENT_VERIFICATIONS: Final = 2  # in one they can differ by chance
 _INCONSISTENT_REASON: Final = "Lake and service differ in several verifications; see meta.verifications."
 _NOT_PUBLISHED_REASON: Final = "The sync succeeded, but the object storage does not have it."
+_log = get_logger()
+
+
+class Alert(Struct, frozen=True):
+    """A failure with its reason, the recovery from it, or a success."""
+
+    event: Literal["failed", "recovered", "succeeded"]
+    exit_code: int
+    reason: str = ""
 
 
 @contextmanager
@@ -53,7 +67,7 @@ def monitored_run(settings: Settings, command: str, source: str = "") -> Iterato
     finally:
         result.seconds = max(0.0, (datetime.now(UTC) - result.started_at).total_seconds())
         if _is_recorded(settings, result):
-            run_async(record_run(settings, RunStatsFile(settings.lake), result))
+            run_async(record_run(settings, result))
 
 
 def _is_recorded(settings: Settings, result: RunResult) -> bool:
@@ -65,19 +79,19 @@ def _is_recorded(settings: Settings, result: RunResult) -> bool:
     return False
 
 
-async def record_run(settings: Settings, history: RunStatsFile, result: RunResult) -> None:
+async def record_run(settings: Settings, result: RunResult) -> None:
     """Add the run to the statistics, write metrics, send an alert. Failures to do so are logged, not raised."""
     if find_enclosing_lake(settings.lake) is None:
         # Also a first sync that failed and made no lake has a reason, which status shows and an alert sends once.
         with suppress(OSError):
             settings.lake.mkdir(parents=True, exist_ok=True)
-    with history.update() as stats:
+    with update_run_stats(settings.lake) as stats:
         stats.add_run(result)
         alert = _choose_alert(result, stats)
     if settings.metrics_file is not None:
         write_metrics(settings.metrics_file, stats, lake_labels(result.lake, result.source))
     if alert is not None and await send_alert(settings, alert, result) and alert.event != "succeeded":
-        with history.update() as stats:
+        with update_run_stats(settings.lake) as stats:
             stats.alerted_exit_codes = [*stats.alerted_exit_codes, alert.exit_code] if alert.event == "failed" else []
 
 
@@ -106,20 +120,66 @@ def _find_problem(result: RunResult, stats: RunStats) -> tuple[int, str] | None:
     return None
 
 
+def record_killed_sync(settings: Settings, source: str = "") -> None:
+    """Count the last sync as failed, with metrics and an alert, if it was killed and is not counted yet.
+
+    A sync that the system or a power loss ends records no end.
+    """
+    state = read_live_state(settings.lake, runs=1)
+    last = next(iter(state.runs), None) if state is not None else None
+    if last is None or last.command != "sync" or last.state != "interrupted":
+        return
+    last_ended, started_at = read_run_stats(settings.lake).last_ended, to_datetime(last.started_at)
+    if last_ended is not None and last_ended >= started_at:
+        return
+    reason = f"The sync of {format_instant(last.started_at)} was killed, or the machine stopped."
+    result = RunResult("sync", settings.lake, source, _KILLED_CODE, reason, started_at=started_at)
+    result.result = {"run_id": last.run_id}
+    run_async(record_run(settings, result))
+
+
+# Alerts: one POST of JSON to `notify_url`, without the token, with a time limit
+
+
+async def send_alert(settings: Settings, alert: Alert, result: RunResult) -> bool:
+    """Send the alert about a run; return whether the receiver took it, or there is none."""
+    if settings.notify_url is None:
+        return True
+    reason = to_one_line(alert.reason)[:_MAX_REASON_CHARS]
+    what = {"failed": f"failed: {reason}", "recovered": "works again", "succeeded": "succeeded"}[alert.event]
+    lake = str(result.lake.absolute())
+    body = {
+        "text": f"scanlake {result.command} of {result.source or lake} {what}",  # chat services show it
+        "event": alert.event,
+        "reason": reason,
+        "exit_code": alert.exit_code,
+        "command": result.command,
+        "lake": lake,
+        "source": result.source,
+        "run_id": str(result.result.get("run_id") or ""),
+    }
+    problem = await _post(settings.notify_url.get_secret_value(), body)
+    if problem is None:
+        _log.info("alert.sent", alert=alert.event, exit_code=alert.exit_code)
+    else:
+        _log.warning("alert.failed", alert=alert.event, reason=problem)
+    return problem is None
+
+
+async def _post(url: str, body: Mapping[str, Any]) -> str | None:
+    """Return the problem, without the URL, which is a secret; None if it answered 2xx. A redirect is a problem."""
+    timeout = aiohttp.ClientTimeout(total=POST_SECONDS)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(URL(url, encoded=True), json=body, allow_redirects=False) as response,
+        ):
+            return None if 200 <= response.status < 300 else f"notify_url: HTTP {response.status}"
+    except (OSError, ValueError, aiohttp.ClientError) as error:
+        return f"notify_url: {type(error).__name__}"
+
+
 # Figures of a run and its lake: from the ledger, without opening the catalog
-
-
-class LakeBefore(Struct, frozen=True):
-    """A lake before a run: published files, and the number of the next commit."""
-
-    files: int
-    next_commit_seq: int
-
-    @classmethod
-    def read_from(cls, lake: Lake) -> LakeBefore:
-        """Return the present state of the lake."""
-        snapshot = lake.ledger.last_snapshot()
-        return cls(0 if snapshot is None else snapshot.files, lake.ledger.next_commit_seq())
 
 
 class RunDelta(Struct, frozen=True):
@@ -135,16 +195,21 @@ class RunDelta(Struct, frozen=True):
     limited_by: str = ""
 
 
-def measure_delta(lake: Lake, before: LakeBefore, *, run_id: str, stored: int, last: ProgressState | None) -> RunDelta:
-    """Return the difference that the last run made: `stored` versions came in, `last` is its last progress."""
+def measure_delta(
+    lake: Lake, run_id: str, stored: int, before: tuple[SnapshotRecord | None, int], last: ProgressState | None
+) -> RunDelta:
+    """Return the difference that the last run made: `stored` versions came in, `last` is its last progress.
+
+    `before` are the snapshot and the number of the next commit before the run.
+    """
     ledger = lake.ledger
-    snapshot = ledger.last_snapshot()
-    added = min(max(0, (0 if snapshot is None else snapshot.files) - before.files), stored)
+    files = [0 if snapshot is None else snapshot.files for snapshot in (before[0], ledger.last_snapshot())]
+    added = min(max(0, files[1] - files[0]), stored)
     progress = last if isinstance(last, CrawlProgress) else CrawlProgress()
     return RunDelta(
         added,
         stored - added,
-        ledger.row_counts(since_seq=before.next_commit_seq),
+        ledger.row_counts(since_seq=before[1]),
         dict(islice(ledger.count_rejects(run_id).items(), _MAX_REASONS)),
         progress.throttled,
         progress.max_requests_per_second,

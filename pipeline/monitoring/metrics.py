@@ -6,7 +6,7 @@ Ages are left to the query: `time() - scanlake_watermark_timestamp_seconds`. Uni
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
@@ -31,11 +31,6 @@ class Metric(Struct, frozen=True):
     help: str
     path: str
     label: str = ""
-
-    @property
-    def kind(self) -> Literal["gauge", "counter"]:
-        """Its type in Prometheus, which the name shows."""
-        return "counter" if self.name.endswith("_total") else "gauge"
 
     def read(self, stats: RunStats) -> list[tuple[Mapping[str, str], float]]:
         """Return its samples as (labels, value); none for an unknown value."""
@@ -106,7 +101,8 @@ def render_prometheus(stats: RunStats, labels: Mapping[str, str]) -> str:
     lines.append(f"scanlake_build_info{_format_labels({**labels, 'version': __version__})} 1")
     for metric in METRICS:
         if samples := [({**labels, **own}, value) for own, value in metric.read(stats)]:
-            lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
+            kind = "counter" if metric.name.endswith("_total") else "gauge"
+            lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {kind}"]
             lines += [f"{metric.name}{_format_labels(own)} {_format_value(value)}" for own, value in samples]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""Run statistics of a lake: counts, the last figures, and the alerts that were sent.
+"""Results of runs, and their statistics of a lake: counts, the last figures, and the alerts that were sent.
 
 The file `run_stats.json` is overwritten in place, not replaced: on a full disk, which it has to record, no new file
 can be written, but an old one can be overwritten. Its loss costs the counts only.
@@ -8,29 +8,66 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import datetime  # noqa: TC003 - msgspec reads the annotations
+from datetime import UTC, datetime, timedelta
+from pathlib import Path  # noqa: TC003 - msgspec reads the annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Struct, field
 
 from pipeline.atomic_files import lock_file
-from pipeline.errors import StorageError
+from pipeline.errors import ExitCode, LakePausedError, StorageError
+from pipeline.formatting import pluralize
 from pipeline.lake.lake_folder import FolderKind, classify_folder, is_run_stats
 from pipeline.lake.layout import LakeLayout
-from pipeline.logs import get_logger
+from pipeline.logs import get_logger, to_one_line
+from schemas.timestamps import from_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
-    from pipeline.monitoring.run_result import RunResult
+    from pipeline.lake.live_state import LiveState
 
 FILE_NAME: Final = "run_stats.json"
 _WRITABLE_KINDS: Final = {FolderKind.EMPTY, FolderKind.LAKE}
+_DONE: Final = frozenset({ExitCode.OK, ExitCode.REJECTS})
+_NOT_RUN: Final = frozenset({ExitCode.LOCKED, ExitCode.INTERRUPTED})  # another run holds the lake, or it was stopped
 _PADDING_BYTES: Final = 8192  # the file is padded to a multiple, so that it rarely grows
 _MAX_BYTES: Final = 1_000_000
 _log = get_logger()
+
+
+class RunResult(Struct):
+    """A run of a command on the lake of a source: exit code, and the object that --json prints.
+
+    `reason` is one line, empty without an error; `error_type` is the class name of that error.
+    """
+
+    command: str
+    lake: Path
+    source: str = ""
+    code: int = ExitCode.OK
+    reason: str = ""
+    error_type: str = ""
+    result: Mapping[str, Any] = field(default_factory=dict)
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    seconds: float = 0.0
+
+    @property
+    def ended_at(self) -> datetime:
+        """The end of the run."""
+        return self.started_at + timedelta(seconds=self.seconds)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run did its work, also with rejects."""
+        return self.code in _DONE
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the operator learns of it. A lake that a rollback has paused is no failure."""
+        is_paused = self.error_type == LakePausedError.__name__
+        return not is_paused and self.code not in _DONE | _NOT_RUN
 
 
 class RunStats(Struct):
@@ -81,42 +118,37 @@ class RunStats(Struct):
             self.inconsistent_verifications = 0 if is_consistent else self.inconsistent_verifications + 1
 
 
-class RunStatsFile:
-    """The file with the statistics of one lake. If it cannot be used, they live in this process only."""
+def read_run_stats(lake: Path) -> RunStats:
+    """Return the statistics of a lake, empty ones if there is no file or it cannot be read."""
+    path = lake / FILE_NAME
+    with suppress(OSError):
+        if is_run_stats(path):
+            with path.open("rb") as file:
+                return _read(file.fileno()) or RunStats()
+    return RunStats()
 
-    def __init__(self, lake: Path) -> None:
-        self._path = lake / FILE_NAME
-        self.last = RunStats()
-        with suppress(OSError):
-            if is_run_stats(self._path):
-                with self._path.open("rb") as file:
-                    self.last = _read(file.fileno()) or self.last
 
-    @contextmanager
-    def update(self) -> Iterator[RunStats]:
-        """Yield the statistics to change, under a lock, and write them."""
-        with ExitStack() as stack:
-            handle = self._lock(stack)
-            stored = None if handle is None else _read(handle)
-            self.last = stored or self.last
-            yield self.last
-            if handle is not None:
-                _write(handle, self.last, self._path)
+@contextmanager
+def update_run_stats(lake: Path) -> Iterator[RunStats]:
+    """Yield the statistics of a lake to change, under a lock, and write them if there can be a file."""
+    path = lake / FILE_NAME
+    with ExitStack() as stack:
+        handle = _lock(path, stack)
+        stats = read_run_stats(lake)
+        yield stats
+        if handle is not None:
+            _write(handle, stats, path)
 
-    def _lock(self, stack: ExitStack) -> int | None:
-        try:
-            is_usable = self._path.parent.is_dir()
-            if not is_usable or classify_folder(LakeLayout(self._path.parent)) not in _WRITABLE_KINDS:
-                return None  # nothing is written to a folder that a run refuses
-            if os.path.lexists(self._path) and not is_run_stats(self._path):
-                _log.warning("run_stats.read_failed", path=str(self._path), reason="Not of scanlake")
-                return None
-            return stack.enter_context(lock_file(self._path, blocking=True))  # all others hold it for a moment only
-        except OSError as error:
-            _log.warning("run_stats.read_failed", path=str(self._path), reason=error.strerror)
-        except StorageError as error:
-            _log.warning("run_stats.read_failed", path=str(self._path), reason=error.message)
-        return None
+
+def _lock(path: Path, stack: ExitStack) -> int | None:
+    try:
+        # Nothing is written to a folder that a run refuses, or to a file of others.
+        is_writable = path.parent.is_dir() and classify_folder(LakeLayout(path.parent)) in _WRITABLE_KINDS
+        if is_writable and (is_run_stats(path) or not os.path.lexists(path)):
+            return stack.enter_context(lock_file(path, blocking=True))  # all others hold it for a moment only
+    except (OSError, StorageError) as error:
+        _log.warning("run_stats.read_failed", path=str(path), reason=str(error))
+    return None
 
 
 def _read(handle: int) -> RunStats | None:
@@ -133,3 +165,31 @@ def _write(handle: int, stats: RunStats, path: Path) -> None:
         os.pwrite(handle, raw.ljust(size), 0)
     except OSError as error:
         _log.warning("run_stats.write_failed", path=str(path), reason=error.strerror)
+
+
+# Failures
+
+
+class Failures(Struct, frozen=True):
+    """Consecutive failed runs, and the reason of the last one."""
+
+    count: int
+    reason: str
+
+    def __str__(self) -> str:
+        """One sentence."""
+        runs = "the last run" if self.count == 1 else f"the last {pluralize(self.count, 'run')}"
+        return f"{runs} failed: {self.reason}"
+
+
+def find_failures(lake: Path, state: LiveState | None) -> Failures | None:
+    """Return the failures since the last run that ended well; None without one. `state` is None without a lake."""
+    recorded, last_success_at = ((), 0) if state is None else (state.failures, state.last_success_at)
+    stats = read_run_stats(lake)
+    ended_at = 0 if stats.last_ended is None else from_datetime(stats.last_ended)
+    is_counted = stats.failures > 0 and ended_at > last_success_at
+    count = max(len(recorded), stats.failures if is_counted else 0)
+    if not count:
+        return None
+    reason = stats.reason if is_counted else recorded[0].error or "unknown"
+    return Failures(count, to_one_line(reason))

@@ -16,9 +16,16 @@ from msgspec import Struct
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
 from pipeline.formatting import format_instant
 from pipeline.lake.query_result import iter_rows
-from pipeline.lake.reader import fetch_catalog_columns, fetch_dicts, open_catalog
+from pipeline.lake.reader import (
+    check_query,
+    fetch_catalog_columns,
+    fetch_dicts,
+    limit_address_space,
+    open_catalog,
+    strip_trailing_semicolon,
+    translate_query_errors,
+)
 from pipeline.lake.sql import sql_identifier
-from pipeline.lake.user_query import check_query, limit_address_space, strip_trailing_semicolon, translate_query_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

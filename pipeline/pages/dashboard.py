@@ -1,18 +1,23 @@
-"""The dashboard: one HTML page without external resources, of the panels' rows; its policy forbids them, too."""
+"""The dashboard: one HTML page without external resources, of the panels' rows; its policy forbids them, too.
+
+The template draws charts of bars. Horizontal positions are percentages and vertical ones pixels, so that a chart fills
+any width while its text keeps its size.
+"""
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from importlib.resources import files
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import duckdb
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from pipeline.formatting import format_decimal
 from pipeline.lake.reader import fetch_dicts
-from pipeline.pages.charts import Chart, build_charts
 from pipeline.pages.panels import PANELS
 from pipeline.templates.rendering import build_policy, read_script, render
 
@@ -21,7 +26,8 @@ if TYPE_CHECKING:
 
     from pipeline.pages.panels import Panel
 
-    Rows = list[dict[str, Any]]
+    Row = dict[str, Any]
+    Rows = list[Row]
 
 GENERATOR: Final = "scanlake serve"
 """The start of the generator field, by which scanlake recognises its own pages."""
@@ -30,25 +36,62 @@ _NUMERIC_TEXTS: Final = frozenset({"Files", "Rate", "Size"})
 _LEDGER_TABLE: Final = """
     CREATE TEMP TABLE ledger AS
     SELECT ?::TIMESTAMP AS now, ?::VARCHAR AS failing, ?::BIGINT AS paused_at, ?::VARCHAR AS source,
-           ?::VARCHAR AS remote, ?::BOOLEAN AS is_remote_behind"""
+           ?::VARCHAR AS remote_problem"""
 _SETUP: Final = files("pipeline.pages").joinpath("dashboard.sql").read_text(encoding="utf-8")
 _SCRIPT: Final = read_script("dashboard.js")
 POLICY: Final = build_policy(_SCRIPT, "img-src data:", "base-uri 'none'", "form-action 'none'")
+_HEIGHT_PX: Final = 150
+_TOP_PX: Final = 14  # above the top grid line, for its label and for marks
+_BOTTOM_PX: Final = 22  # for the labels of the x axis
+_CHAR_WIDTH_PX: Final = 7.2  # upper bound
+_LABEL_PADDING_PX: Final = 8
+_LABEL_CHARS: Final = 36  # of all labels of an x axis
 
 
 class LedgerState(Struct, frozen=True):
     """What the ledger knows beyond the catalog, which it is ahead of.
 
     `runs` are rows of `shown_runs`; None: those of the catalog. `failing` has the reason why the last runs failed,
-    `paused_at` the snapshot of a rollback. `remote` is the sentence about the last publish to object storage.
+    `paused_at` the snapshot of a rollback, `remote_problem` a sentence if the last publish to object storage failed.
     """
 
     runs: Sequence[tuple[Any, ...]] | None = None
     failing: str | None = None
     paused_at: int | None = None
     source: str | None = None
-    remote: str | None = None
-    is_remote_behind: bool = False
+    remote_problem: str | None = None
+
+
+class Mark(NamedTuple):
+    """A bar from `y` down. A bar of height 0 is not drawn; a failed one has a cross nevertheless."""
+
+    middle: float
+    y: float
+    height: float
+    tip: str
+    failed: bool
+
+
+class Tick(NamedTuple):
+    """A label of the x axis."""
+
+    x: float
+    label: str
+    side: str
+
+
+class Chart(Struct, frozen=True):
+    """A chart. `grid` are pixels and labels of the y axis from the bottom, `slot` is a bar's room in percent."""
+
+    key: str
+    title: str
+    unit: str
+    height: int
+    axis_width: float
+    grid: list[tuple[float, str]]
+    marks: list[Mark]
+    ticks: list[Tick]
+    slot: float
 
 
 class FilledPanel(Struct, frozen=True):
@@ -114,3 +157,71 @@ def _columns_of(rows: Rows) -> dict[str, bool]:
     """Return the columns of a table, and whether they are numbers: those are on the right."""
     names = [name for name in rows[0] if name[:1].isupper()]
     return {name: name in _NUMERIC_TEXTS or any(isinstance(row[name], int | float) for row in rows) for name in names}
+
+
+# Charts
+
+
+def build_charts(key: str, rows: Rows) -> list[Chart]:
+    """Return a chart for each `chart` among the rows, by default one."""
+    groups = (list(group) for _, group in groupby(rows, key=lambda row: row.get("chart")))
+    return [build_chart(f"{key}-{number}", group) for number, group in enumerate(groups, 1)]
+
+
+def axis_values(rows: Rows) -> list[float]:
+    """Return round, evenly spaced values from 0 to at least the maximum, with three to five gaps.
+
+    Counts have whole ones. See Heckbert, "Nice Numbers for Graph Labels", in Graphics Gems, 1990.
+    """
+    values = [row["value"] for row in rows if row["value"] is not None and math.isfinite(row["value"])]
+    maximum = max(values, default=0)
+    if maximum <= 0:
+        return [0, 1]
+    rough = maximum / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * size for size in (1, 2, 2.5, 5, 10) if power * size >= rough * (1 - 1e-9))
+    if all(isinstance(value, int) for value in values):
+        step = max(1.0, math.ceil(step))
+    gaps = max(1, math.ceil(maximum / step - 1e-9))
+    return [round(step * index, 10) for index in range(gaps + 1)]
+
+
+def build_chart(key: str, rows: Rows) -> Chart:
+    """Return the chart of some rows."""
+    axis, inner = axis_values(rows), _HEIGHT_PX - _TOP_PX - _BOTTOM_PX
+    pixels = [_TOP_PX + inner * (1 - value / axis[-1]) for value in axis]
+    labels = [format_decimal(value) for value in axis]
+    marks = [_build_mark(row, (index + 0.5) / len(rows), axis[-1], inner) for index, row in enumerate(rows)]
+    return Chart(
+        key=key,
+        title=str(rows[0].get("chart", rows[0]["finding"])),
+        unit=rows[0]["unit"],
+        height=_HEIGHT_PX,
+        axis_width=max(map(len, labels)) * _CHAR_WIDTH_PX + _LABEL_PADDING_PX,
+        grid=list(zip(pixels, labels, strict=True)),
+        marks=[mark for mark in marks if mark is not None],
+        ticks=_pick_ticks(rows),
+        slot=100 / len(rows),
+    )
+
+
+def _build_mark(row: Row, middle: float, top: float, inner: int) -> Mark | None:
+    value, failed = row["value"], row.get("failed", False)
+    if value is None and not failed:
+        return None
+    height = max(1.0, inner * min(value, top) / top) if value else 0.0  # the smallest bar stays visible
+    return Mark(100 * middle, _TOP_PX + inner - height, height, row["tip"], failed)
+
+
+def _pick_ticks(rows: Rows) -> list[Tick]:
+    """Return labels for evenly spaced bars, counted back from the last one."""
+    labels = [row["label"] for row in rows]
+    step = -(-len(labels) * max(map(len, labels)) // _LABEL_CHARS)
+    return [_place_tick((index + 0.5) / len(labels), labels[index]) for index in range(len(labels) - 1, -1, -step)]
+
+
+def _place_tick(at: float, label: str) -> Tick:
+    # The distance from the edge below which half of the text would not fit on a phone.
+    margin = 0.012 * len(label)
+    side = "start" if at < margin else "end" if at > 1 - margin else "middle"
+    return Tick({"start": 0, "end": 100}.get(side, 100 * at), label, side)

@@ -127,6 +127,7 @@ UNION ALL SELECT 'Syncs are paused: the lake was rolled back to snapshot ' || pa
           FROM page WHERE paused_at IS NOT NULL
 UNION ALL SELECT rtrim(clip(upper(failing[:1]) || failing[2:], 240), '.') || '.', 'runs'
           FROM page WHERE failing IS NOT NULL
+UNION ALL SELECT rtrim(clip(remote_problem, 240), '.') || '.', 'runs' FROM page WHERE remote_problem IS NOT NULL
 UNION ALL SELECT 'The last run (' || command || ') did not finish: '
                  || rtrim(clip(coalesce(error, 'interrupted'), 240), '.') || '.', 'runs'
           FROM last_run, page WHERE failing IS NULL AND has_failed(state)

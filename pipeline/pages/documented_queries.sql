@@ -37,8 +37,7 @@ SELECT scan_code, updated_at, uploads, locations
 FROM file_summary WHERE closed AND form_submits = 0 ORDER BY updated_at DESC LIMIT 20;
 
 -- What are the values of the custom fields, with one column per field?
-PIVOT (SELECT scan_code, name, value FROM fields JOIN files USING (file_id))
-ON name USING string_agg(value, ' | ') GROUP BY scan_code ORDER BY scan_code LIMIT 20;
+SELECT * EXCLUDE (file_id) FROM fields_wide ORDER BY scan_code LIMIT 20;
 
 -- In which towns were the images taken?
 SELECT municipality AS town, count(*) AS images, count(*) FILTER (has_damage) AS with_damage

@@ -18,14 +18,14 @@ class Panel(Struct, frozen=True):
     """A figure. Panels with one key are one section, under the heading of the first.
 
     bars: columns of `value` with `label` and `tip`, a chart for each title in `chart`; `failed` marks one.
-    meters: names with the bar of a `part` of a `whole`. table: the columns. text: the finding alone.
+    meters: names with the bar of a `part` of a `whole`. table: the columns.
 
     Without rows there is `empty`, or nothing. `details` is the title of a closed table: of `details_sql`, or the rows.
     """
 
     key: str
     heading: str
-    kind: Literal["bars", "meters", "table", "text"]
+    kind: Literal["bars", "meters", "table"]
     sql: str
     note: str = ""
     empty: str = ""
@@ -45,13 +45,6 @@ def _list_names(source: str, heading: str, text: str, finding: str) -> str:
                if(names > count(*) OVER (), 'and ' || plural(names - count(*) OVER (), 'other {noun}')
                   || coalesce(': ' || amount(total - sum(part) OVER ()), ''), NULL) AS others, note
         FROM top ORDER BY weight DESC, top.name"""
-
-
-def _rank(names: str) -> str:
-    """Return a source of names with their shares of all."""
-    return f"""
-        SELECT name, count(*) AS part, max(part) OVER () AS whole, part AS weight, sum(part) OVER () AS total,
-               share(part, total) AS text, NULL AS note FROM ({names}) GROUP BY name"""
 
 
 _ACTIVITY: Final = """
@@ -96,6 +89,10 @@ _RATES: Final = """
            || amount(damage.damaged) || ' of ' || amount(damage.with_flag) || ')' AS tip
     FROM types CROSS JOIN months LEFT JOIN damage USING (rank, month), finding, minimum ORDER BY rank, month
 """
+_KINDS: Final = """
+    SELECT damage_type_desc AS name, count(*) AS part, max(part) OVER () AS whole, part AS weight,
+           sum(part) OVER () AS total, share(part, total) AS text, NULL AS note
+    FROM uploads WHERE has_damage GROUP BY name"""
 _AGES: Final = """
     WITH aged AS (SELECT CASE WHEN started_at IS NULL THEN 6 ELSE len(list_filter([1, 7, 30, 90, 365],
                                    lambda days: started_at <= now - to_days(days))) END AS bucket, count(*) AS runs
@@ -113,13 +110,6 @@ _FIELDS: Final = """
     SELECT name, count(DISTINCT file_id) FILTER (trim(value) <> '') AS part, any_value(files) AS whole, part AS weight,
            share(part, whole) AS text, 'Percentage of all ' || amount(whole) || ' files.' AS note, NULL AS total
     FROM fields, (SELECT files FROM page WHERE files > 0) GROUP BY name"""
-_FORMS: Final = """
-    WITH sent AS (SELECT form_id, max(title) AS title, count(*) AS sent FROM form_submits GROUP BY ALL),
-    answered AS (SELECT form_id, count(*) AS asked, count(*) FILTER (trim(value) <> '') AS filled
-                 FROM form_answers GROUP BY ALL)
-    SELECT coalesce(title, 'form ' || sent.form_id) AS name, coalesce(filled, 0) AS part, coalesce(asked, 0) AS whole,
-           sent AS weight, percent(part, whole) || ' (' || amount(sent) || ')' AS text, NULL AS note, NULL AS total
-    FROM sent LEFT JOIN answered ON answered.form_id IS NOT DISTINCT FROM sent.form_id"""
 _QUESTIONS: Final = """
     SELECT label AS name, count(*) FILTER (trim(value) <> '') AS part, count(*) AS whole, whole AS weight,
            share(part, whole) AS text, NULL AS note, NULL AS total
@@ -162,10 +152,6 @@ _RUN_TABLE: Final = """
            coalesce(calls, 0) AS "Calls", coalesce(files_stored, 0) AS "Files read", coalesce(rejects, 0) AS "Rejects",
            clip(coalesce(error, ''), 240) AS "Error", CASE WHEN has_failed(state) THEN 'State' END AS bad, run_id
     FROM shown_runs ORDER BY started_at DESC, run_id DESC"""
-_RUN_COUNTS: Final = """
-    SELECT 'All known runs: '
-           || string_agg(command || ' ' || state || ' ' || amount(runs), ', ' ORDER BY command, state) || '.' AS finding
-    FROM (SELECT command, state, count(*) AS runs FROM meta.runs GROUP BY ALL) HAVING count(*) > 0"""
 _VERIFICATIONS: Final = """
     SELECT 'At the last verification the lake ' || if(first(consistent) OVER (ORDER BY verified_at DESC),
            'is consistent with', 'differs from') || ' the service in ids and update times' AS finding,
@@ -184,13 +170,14 @@ _REJECTS: Final = f"""
            if(reasons > count(*) OVER (), plural(reasons - count(*) OVER (), 'other reason') || ': '
               || amount(total - sum(reasons.rejects) OVER ()), NULL) AS others
     FROM reasons, page ORDER BY reasons.rejects DESC, reason"""
-_DRIFT: Final = """
-    WITH top AS (SELECT *, count(*) OVER () AS keys, row_number() OVER (ORDER BY count DESC, table_name, key) AS place
-                 FROM meta.schema_drift QUALIFY place <= {limit})
+_DRIFT: Final = f"""
+    WITH top AS (SELECT *, count(*) OVER () AS keys FROM meta.schema_drift
+                 ORDER BY count DESC, table_name, key LIMIT {2 * _MAX_NAMES})
     SELECT plural(keys, 'key') || ' the schema does not know, or with values of another type' AS finding,
-           display(table_name || '.' || key) AS "{heading}", {columns},
-           if(keys > {limit}, 'and ' || plural(keys - {limit}, 'other key'), NULL) AS others
-    FROM top ORDER BY place"""
+           display(table_name || '.' || key) AS "Key", display(kind) AS "Kind", count AS "Count",
+           first_seen_at AS "First seen (UTC)", last_seen_at AS "Last seen (UTC)",
+           if(keys > count(*) OVER (), 'and ' || plural(keys - count(*) OVER (), 'other key'), NULL) AS others
+    FROM top ORDER BY count DESC, table_name, key"""
 _DETECTED: Final = """
     SELECT plural(deleted_files, 'file is', 'files are') || ' deleted in the service'
            || if(max(deletions.files) OVER () = 0, '', '; most were detected ' || if(by_month, 'in ', 'on ')
@@ -200,24 +187,6 @@ _DETECTED: Final = """
            if(by_month, span, strftime(since, '%d %b')) AS label, deletions.files AS value,
            span || ': ' || plural(deletions.files, 'file') AS tip, since
     FROM deletions, page WHERE deleted_files > 0 ORDER BY since"""
-_REMOTE: Final = "SELECT clip(remote, 240) AS finding, is_remote_behind AS bad FROM page WHERE remote IS NOT NULL"
-_JOBS: Final = f"""
-    WITH latest AS (SELECT * FROM meta.reports
-                    QUALIFY row_number() OVER (PARTITION BY job, batch ORDER BY attempt DESC) = 1),
-    jobs AS (SELECT job, min(ordered_at) AS ordered_at, count(*) AS batches, count(*) OVER () AS jobs,
-                    count(*) FILTER (state = 'delivered') AS delivered, coalesce(sum(files), 0) AS files,
-                    coalesce(sum(files) FILTER (state = 'delivered'), 0) AS files_delivered,
-                    coalesce(sum(bytes) FILTER (state = 'delivered'), 0) AS bytes,
-                    count(*) FILTER (state IN ('rejected', 'timed_out', 'failed', 'unknown', 'not_sent')) AS failed
-             FROM latest GROUP BY job ORDER BY job DESC LIMIT {_MAX_NAMES})
-    SELECT plural(sum(delivered) OVER (), 'PDF') || ' delivered in ' || if(jobs > count(*) OVER (),
-           'the last ' || count(*) OVER () || ' of ' || amount(jobs) || ' jobs', plural(jobs, 'job'))
-           || if(sum(failed) OVER () > 0, '; ' || amount(sum(failed) OVER ()) || ' failed', ', none failed') AS finding,
-           job AS "Job", ordered_at AS "Ordered (UTC)", batches AS "PDFs", delivered AS "Delivered", failed AS "Failed",
-           amount(files_delivered) || ' of ' || amount(files) AS "Files", size_text(bytes) AS "Size",
-           if(failed > 0, 'Failed', NULL) AS bad, bytes
-    FROM jobs ORDER BY job DESC"""
-
 PANELS: Final = (
     Panel(
         "activity",
@@ -244,7 +213,7 @@ PANELS: Final = (
         "",
         "meters",
         _list_names(
-            _rank("SELECT damage_type_desc AS name FROM uploads WHERE has_damage"),
+            _KINDS,
             "Kind of damage",
             "Uploads",
             """coalesce('“' || display(first(name ORDER BY part DESC, name) FILTER (trim(name) <> ''))
@@ -269,18 +238,6 @@ PANELS: Final = (
             LEFT JOIN files ON files.file_id = oldest.file_id ORDER BY started_at, oldest.file_id""",
     ),
     Panel(
-        "workflows",
-        "",
-        "meters",
-        _list_names(
-            _rank("SELECT workflow AS name FROM open_runs"),
-            "Workflow",
-            "Open runs",
-            """'“' || display(first(name ORDER BY part DESC, name)) || '” has most of them: '
-               || percent(max(part), max(total))""",
-        ),
-    ),
-    Panel(
         "completeness",
         "Fields and forms",
         "meters",
@@ -297,23 +254,9 @@ PANELS: Final = (
         "completeness",
         "",
         "meters",
-        _list_names(
-            _FORMS,
-            "Form",
-            "Answered (forms)",
-            """percent(sum(part), sum(whole)) || ' of the questions in '
-               || if(max(names) > count(*), 'the ' || count(*) || ' most submitted forms', 'submitted forms')
-               || ' are answered'""",
-        ),
-        "Percentage of the questions that have an answer, and the number of submitted forms.",
-        "No form has been submitted yet.",
-    ),
-    Panel(
-        "completeness",
-        "",
-        "meters",
         _list_names(_QUESTIONS, "Question", "Answered", _LEAST_ANSWERED),
         "Percentage of answers over all forms; the most frequent questions first.",
+        "No form has been submitted yet.",
     ),
     Panel(
         "runs",
@@ -325,7 +268,6 @@ PANELS: Final = (
         "The runs as a table",
         _RUN_TABLE,
     ),
-    Panel("runs", "", "text", _RUN_COUNTS),
     Panel(
         "verifications",
         "Verifications",
@@ -345,21 +287,10 @@ PANELS: Final = (
     Panel(
         "drift",
         "Schema drift",
-        "meters",
-        _DRIFT.format(
-            limit=6,
-            heading="Most frequent",
-            columns='count AS part, max(count) OVER () AS whole, amount(count) AS "Count"',
-        ),
+        "table",
+        _DRIFT,
         "Nothing is lost: the column extra keeps them as sent, and meta.schema_drift counts them.",
         "No drift: every key and value fits the schema.",
-        "The keys as a table",
-        _DRIFT.format(
-            limit=2 * _MAX_NAMES,
-            heading="Key",
-            columns="""display(kind) AS "Kind", count AS "Count", first_seen_at AS "First seen (UTC)",
-                       last_seen_at AS "Last seen (UTC)" """,
-        ),
     ),
     Panel(
         "deletions",
@@ -372,14 +303,5 @@ PANELS: Final = (
         """
             SELECT span AS "Detected (UTC)", files AS "Detected deletions" FROM deletions
             WHERE files > 0 ORDER BY since""",
-    ),
-    Panel("publish", "Object storage", "text", _REMOTE, empty="The lake is not published to object storage."),
-    Panel(
-        "reports",
-        "Reports",
-        "table",
-        _JOBS,
-        "The last order of each batch counts. See also meta.report_files.",
-        "No reports have been ordered from this lake.",
     ),
 )

@@ -1,19 +1,24 @@
-"""Requests for browse pages to responses. GET only: no request changes anything."""
+"""The pages of `scanlake serve`: the dashboard and the browse pages, served to this machine only.
+
+GET only: no request changes anything.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import secrets
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from aiohttp import web
 
-from pipeline.errors import SettingsError, to_scanlake_error
+from pipeline.errors import ScanlakeError, SettingsError, to_scanlake_error
 from pipeline.pages.catalog_access import BrowsePage, NothingFoundError, describe_snapshot
-from pipeline.pages.file_view import build_file_page, find_file
-from pipeline.pages.sql_view import run_sql_page
-from pipeline.pages.stored_images import find_image, read_image
-from pipeline.pages.table_view import build_rows_page, build_tables_page
+from pipeline.pages.dashboard import POLICY
+from pipeline.pages.file_view import build_file_page, find_file, find_image, read_image
+from pipeline.pages.table_view import build_rows_page, build_tables_page, run_sql_page
+from pipeline.stop_signals import STOP_SIGNALS
 from pipeline.templates.rendering import build_policy, render
 
 if TYPE_CHECKING:
@@ -22,45 +27,107 @@ if TYPE_CHECKING:
     import duckdb
     from yarl import URL
 
-    from pipeline.errors import ScanlakeError
     from pipeline.pages.catalog_access import CatalogAccess, Query
 
-ROOT: Final = "/browse"
-HEADERS: Final = {
-    "Cache-Control": "no-store",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Server": "scanlake",
-}
-"""Headers of every response."""
-
-_TABLE_PATH: Final = f"{ROOT}/table/"
-_FILE_PATH: Final = f"{ROOT}/file"
-_SQL_PATH: Final = f"{ROOT}/sql"
-_IMAGE_PATH: Final = f"{ROOT}/image/"
+_HOST: Final = "127.0.0.1"
+_NAMES: Final = (_HOST, "localhost")
+_PARAMETER: Final = "key"
+_ROOT: Final = "/browse"
+_TABLE_PATH: Final = f"{_ROOT}/table/"
+_FILE_PATH: Final = f"{_ROOT}/file"
+_SQL_PATH: Final = f"{_ROOT}/sql"
+_IMAGE_PATH: Final = f"{_ROOT}/image/"
 _POLICY_RULES: Final = ("img-src 'self' data:", "base-uri 'none'", "form-action 'self'")
-_HEADERS: Final = {
-    **HEADERS,
-    "Content-Security-Policy": f"{build_policy('', *_POLICY_RULES)}; frame-ancestors 'none'",
-}
 _BUSY: Final = 503
 _RETRY_SECONDS: Final = "5"
 _MAX_ID: Final = 2**63 - 1
 _MAX_ID_DIGITS: Final = 19
 
 
-class BrowseSite:
-    """The pages below /browse. `source` is the address of the service, as far as it is known."""
+def _build_headers(policy: str, **more: str) -> dict[str, str]:
+    """Return the headers of every response."""
+    return {
+        "Cache-Control": "no-store",
+        "Content-Security-Policy": f"{policy}; frame-ancestors 'none'",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+        "Server": "scanlake",
+        **more,
+    }
 
-    def __init__(self, access: CatalogAccess, lake: str, read_source: Callable[[], str | None]) -> None:
-        self.access = access
+
+class Site:
+    """The pages of a lake. `read_source` returns the address of the service, `render_dashboard` the first page.
+
+    A random key for the life of the site protects the rows. The browser gets it with the printed address and keeps it
+    as a cookie, which is not sent with requests that another site starts, and which no script can read.
+    """
+
+    def __init__(
+        self,
+        access: CatalogAccess,
+        lake: str,
+        read_source: Callable[[], str | None],
+        render_dashboard: Callable[[], str],
+    ) -> None:
+        self._access = access
         self._lake = lake
         self._read_source = read_source
+        self._render_dashboard = render_dashboard
+        self._key = secrets.token_urlsafe(24)
 
-    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def serve(self, port: int, ready: Callable[[str], None]) -> None:
+        """Serve until a signal of `STOP_SIGNALS`; call `ready` with the address. Port 0 selects a free one.
+
+        The address has the key to the browse pages. Without it, there is only the dashboard.
+
+        Raises `ScanlakeError` if the dashboard cannot be rendered, and `SettingsError` if the port is in use.
+        """
+        await asyncio.to_thread(self._render_dashboard)
+        end = asyncio.Event()
+        for number in STOP_SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, end.set)
+        runner = web.ServerRunner(web.Server(self._answer), access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            try:
+                await web.TCPSite(runner, _HOST, port).start()
+            except OSError as error:
+                raise SettingsError(f"Port {port}: {error.strerror}.", hint="Use another port with --port.") from error
+            ready(f"http://{_HOST}:{runner.addresses[0][1]}/?{_PARAMETER}={self._key}")
+            await end.wait()
+        finally:
+            self._access.stop()
+            await runner.cleanup()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if (refusal := _refuse(request)) is not None:
+            return refusal
+        # Cookies ignore the port: two servers on one machine must not replace each other's.
+        cookie = f"scanlake-{request.host.rpartition(':')[2]}"
+        if self._is_key(request.query.get(_PARAMETER, "")):
+            response = _text_response(303, "", Location=request.path)
+            response.set_cookie(cookie, self._key, httponly=True, samesite="Strict", path="/")
+            return response
+        if _is_browse_path(request.path):
+            if not self._is_key(request.cookies.get(cookie, "")):
+                return _text_response(403, "Open the address that `scanlake serve` printed: it has the key.\n")
+            return await self._browse(request)
+        try:
+            page = await asyncio.to_thread(self._render_dashboard)
+        except ScanlakeError as error:
+            return _text_response(_BUSY, f"{error.message} {error.hint}\n")
+        return _page_response(200, page, _build_headers(POLICY))
+
+    def _is_key(self, text: str) -> bool:
+        return hmac.compare_digest(text.encode("utf-8", "replace"), self._key.encode())
+
+    # Browse pages
+
+    async def _browse(self, request: web.BaseRequest) -> web.StreamResponse:
         """Return the response to a GET or HEAD request. Every failure becomes a response here."""
         path = _clean(unquote(request.path))
         query = [(name, _clean(value)) for name, value in request.query.items()]
@@ -74,25 +141,26 @@ class BrowseSite:
             return self._build_failure(to_scanlake_error(error), path)
 
     def _build_page_response(self, path: str, url: URL, query: Query) -> web.Response:
-        page, snapshot = self.access.read(lambda lake: (build_page(lake, path, url, query), describe_snapshot(lake)))
+        page, snapshot = self._access.read(lambda lake: (build_page(lake, path, url, query), describe_snapshot(lake)))
         return self._render(page, path, snapshot)
 
     def _build_image_response(self, sha256: str) -> web.Response:
-        image = self.access.read(lambda lake: find_image(lake, sha256))
-        return web.Response(body=read_image(self.access.settings.lake, image), headers={**_HEADERS, **image.headers})
+        image = self._access.read(lambda lake: find_image(lake, sha256))
+        body = read_image(self._access.settings.lake, image)
+        return web.Response(body=body, headers=_build_headers("default-src 'none'; sandbox", **image.headers))
 
     def _build_failure(self, error: ScanlakeError, path: str) -> web.Response:
         """Return the error: 404, 400 for what is wrong with the request, 503 for what may work later."""
         status = 404 if isinstance(error, NothingFoundError) else _BUSY
         status = 400 if isinstance(error, SettingsError) else status
-        headers = _HEADERS if status != _BUSY else {**_HEADERS, "Retry-After": _RETRY_SECONDS}
+        more = {"Retry-After": _RETRY_SECONDS} if status == _BUSY else {}
         if path.startswith(_IMAGE_PATH):
-            return web.Response(status=status, text=f"{error.message} {error.hint}\n", headers=headers)
+            return _text_response(status, f"{error.message} {error.hint}\n", **more)
         heading = "Not found" if status == 404 else "Error"
         page = BrowsePage("browse_error.html.jinja", heading, {"error": error}, status=status)
-        return self._render(page, path, "", headers)
+        return self._render(page, path, "", **more)
 
-    def _render(self, page: BrowsePage, path: str, snapshot: str, headers: dict[str, str] = _HEADERS) -> web.Response:
+    def _render(self, page: BrowsePage, path: str, snapshot: str, **more: str) -> web.Response:
         frame: dict[str, Any] = {
             "heading": page.heading,
             "lake": self._lake,
@@ -101,14 +169,13 @@ class BrowseSite:
         }
         policy = build_policy(page.script, *_POLICY_RULES)
         text = render(page.template, policy, page.script, **frame, current=path, **page.values)
-        headers = {**headers, "Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
-        return web.Response(status=page.status, text=text, content_type="text/html", charset="utf-8", headers=headers)
+        return _page_response(page.status, text, _build_headers(policy, **more))
 
 
 def build_page(lake: duckdb.DuckDBPyConnection, path: str, url: URL, query: Query) -> BrowsePage:
-    """Return the page of an address. Raises `NothingFoundError` for one that no page links to."""
+    """Return the browse page of an address. Raises `NothingFoundError` for one that no page links to."""
     values = dict(query)
-    if path == ROOT:
+    if path == _ROOT:
         return build_tables_page(lake)
     if path.startswith(_TABLE_PATH):
         return build_rows_page(lake, path.removeprefix(_TABLE_PATH), url, query)
@@ -125,3 +192,36 @@ def build_page(lake: duckdb.DuckDBPyConnection, path: str, url: URL, query: Quer
 def _clean(text: str) -> str:
     """Return the text without what HTML and SQL cannot contain."""
     return text.encode("utf-8", "replace").decode().replace("\0", "").replace("\r\n", "\n")
+
+
+def _refuse(request: web.BaseRequest) -> web.Response | None:
+    # DNS rebinding: another site's name may resolve to this machine, but the browser still sends that name.
+    if not _is_expected_host(request):
+        return _text_response(421, "Use the address that `scanlake serve` printed.\n")
+    if request.path != "/" and not _is_browse_path(request.path):
+        return _text_response(404, "The pages are / and /browse\n")
+    if request.method not in {"GET", "HEAD"}:
+        return _text_response(405, "Use GET or HEAD.\n", Allow="GET, HEAD")
+    return None
+
+
+def _is_browse_path(path: str) -> bool:
+    return path == _ROOT or path.startswith(f"{_ROOT}/")
+
+
+def _is_expected_host(request: web.BaseRequest) -> bool:
+    local_address = request.transport.get_extra_info("sockname") if request.transport else None
+    is_path = request.raw_path.startswith("/")  # and not a whole URL, which overrides the header
+    return (
+        is_path
+        and local_address is not None
+        and request.headers.getall("Host", []) in [[f"{name}:{local_address[1]}"] for name in _NAMES]
+    )
+
+
+def _text_response(status: int, text: str, **more: str) -> web.Response:
+    return web.Response(status=status, text=text, headers=_build_headers("default-src 'none'", **more))
+
+
+def _page_response(status: int, page: str, headers: dict[str, str]) -> web.Response:
+    return web.Response(status=status, text=page, content_type="text/html", charset="utf-8", headers=headers)

@@ -1,21 +1,32 @@
-"""The pages of the tables: the list of all, and the rows of one with filters, order and paging."""
+"""The pages of the tables: the list of all, the rows of one with filters, order and paging, and the query box.
+
+A query is as confined as that of `scanlake query`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import time
+from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.errors import SettingsError
-from pipeline.lake.catalog_images import IMAGES_TABLE
-from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS
+from pipeline.lake.catalog_meta import IMAGES_TABLE
+from pipeline.lake.history import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.sql import sql_identifier, sql_literal
-from pipeline.pages.catalog_access import BrowsePage, NothingFoundError, list_catalog_tables, read_query
+from pipeline.pages.catalog_access import (
+    BrowsePage,
+    NothingFoundError,
+    list_catalog_tables,
+    read_queries,
+    read_query,
+)
+from pipeline.templates.rendering import read_script
 from schemas.tables import TABLES
 
 if TYPE_CHECKING:
     import duckdb
     from yarl import URL
 
-    from pipeline.pages.catalog_access import BrowsedTable, Query
+    from pipeline.pages.catalog_access import BrowsedTable, Query, QueryRows
 
 ROWS_PER_PAGE: Final = 50
 _MAX_FILTERS: Final = 8
@@ -32,6 +43,11 @@ _TABLES: Final = (*_DECLARED, FILE_VERSIONS.name, FILE_EVENTS.name, IMAGES_TABLE
 _FILE: Final = "file_id"
 _ORDER_COLUMNS: Final = 3
 """Of a view. DuckDB reads its other columns for the page's rows only; to sort by documents takes ten times as long."""
+MAX_ROWS: Final = 500
+_MAX_QUERY_CHARS: Final = 4_000  # a query is a part of the address; the server takes 8 kB of it
+DOCUMENTED_QUERIES: Final = read_queries("documented_queries.sql")
+"""Title and SQL of each query of docs/queries.md that reads one catalog."""
+_SCRIPT: Final = read_script("browse_sql.js")
 
 
 def build_tables_page(lake: duckdb.DuckDBPyConnection) -> BrowsePage:
@@ -175,3 +191,35 @@ def _order(table: BrowsedTable, sort: str, *, is_descending: bool) -> str:
     if sort:
         order.insert(0, f"{_quote_column(table, sort)} {'DESC' if is_descending else 'ASC'} NULLS LAST")
     return ", ".join(order)
+
+
+# The query box
+
+
+def run_sql_page(lake: duckdb.DuckDBPyConnection, query: str) -> BrowsePage:
+    """Return the page with a query, and its result or its error."""
+    outcome: dict[str, Any] = {"result": None, "error": None}
+    started = time.monotonic()
+    try:
+        if query.strip():
+            outcome["result"] = _read(lake, query)
+    except SettingsError as error:
+        outcome["error"] = error
+    outcome["seconds"] = time.monotonic() - started
+    tables = {name: table.columns for name, table in list_catalog_tables(lake).items() if not name.startswith("meta.")}
+    values = {
+        "query": query,
+        "examples": DOCUMENTED_QUERIES,
+        "max_chars": _MAX_QUERY_CHARS,
+        "tables": tables,
+        **outcome,
+    }
+    return BrowsePage("browse_sql.html.jinja", "SQL", values, _SCRIPT, 400 if outcome["error"] else 200)
+
+
+def _read(lake: duckdb.DuckDBPyConnection, query: str) -> QueryRows:
+    """Return the first rows. Raises `SettingsError` for a wrong query, and for one that is too long for an address."""
+    if len(query) > _MAX_QUERY_CHARS:
+        hint = "Use `scanlake query --file` for longer ones."
+        raise SettingsError(f"The query has more than {_MAX_QUERY_CHARS:,} characters.", hint=hint)
+    return read_query(lake, query, MAX_ROWS)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from pipeline.atomic_files import sha256_file, temp_name
 from pipeline.errors import ForeignObjectError, ScanlakeError, SettingsError
 from pipeline.lake.catalog import is_as_published
-from pipeline.lake.image_files import IMAGES, is_image_path
+from pipeline.lake.file_names import IMAGES, is_image_path
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.layout import translate_os_errors

@@ -19,8 +19,7 @@ from pipeline.atomic_files import (
     temp_name,
 )
 from pipeline.errors import LakeCorruptedError, LakeLockedError, SettingsError
-from pipeline.lake.file_names import is_part_name, is_part_path
-from pipeline.lake.image_files import is_image_path
+from pipeline.lake.file_names import is_image_path, is_part_name, is_part_path
 from pipeline.lake.image_records import forget_missing_pictures, iter_paths
 from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, RESTORE_MARK, has_restore_mark, require_outside_lakes

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from pipeline.client.errors import RetriesExhaustedError
+from pipeline.client.protocol import NotFound
 from pipeline.formatting import pluralize
 from pipeline.lake.request_log import FileConfirmation, OrderState
 from pipeline.logs import get_logger
-from pipeline.reports.confirmation import FileAbsence, FileUnconfirmed
+from pipeline.reports.confirmation import describe_absence
+from pipeline.reports.pdf_reader import count_found
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 
     from pipeline.lake.request_log import ReportBatch, ReportJobFile, ReportOrderRecord
     from pipeline.reports.confirmation import Confirmation, FileConfirmer
+    from pipeline.reports.ordering import ReportRunState
     from pipeline.reports.pdf_reader import PageFindings, PdfReader
-    from pipeline.reports.run_state import ReportRunState
 
 _log = get_logger()
 
@@ -37,19 +39,11 @@ _WITH_PDF: Final = frozenset({OrderState.SAVED, OrderState.DELIVERED})
 _HINT: Final = "the batch is ordered again without the files that fail"
 
 
-class DoubtKind(Enum):
-    """Why a file may not be in its PDF. The value: how often its batch is ordered again before the file fails."""
-
-    DELETED = 0
-    NOT_SHOWN = 1
-    CHANGED = 2
-
-
 class Doubt(Struct, frozen=True):
-    """A file that may not be in its PDF."""
+    """Why a file may not be in its PDF, and how often its batch is ordered again before the file fails."""
 
-    kind: DoubtKind
     reason: str
+    more_orders: int
 
 
 class Certifier:
@@ -77,19 +71,26 @@ class Certifier:
         them.
         """
         async with self._lock:
-            orders = self._state.last_orders.values()
-            duplicates = self._find_duplicates({})
-            saved = [order for order in orders if order.state is OrderState.SAVED]
-            # A document that was delivered before it came a second time was certified too early.
-            saved += [order for order in orders if order.state is OrderState.DELIVERED and order.batch in duplicates]
             showed_references = self.shows_references
-            again = await self._certify(saved)
+            again = await self._certify(self._find_uncertified())
             if self.shows_references and not showed_references:
-                # The template shows references: a PDF that shows none of its files was certified too early.
-                empty = [o for o in orders if o.state is OrderState.DELIVERED and o.references_found == 0]
-                again += await self._certify(empty)
+                again += await self._certify(self._find_uncertified())
             self._last_at = time.monotonic()
             return again
+
+    def _find_uncertified(self) -> list[ReportOrderRecord]:
+        """Return the orders whose PDF is saved, or was certified too early.
+
+        It was, if its document came a second time, or if it shows no file although the template shows references.
+        """
+        duplicates = self._find_duplicates({})
+        return [
+            order
+            for order in self._state.last_orders.values()
+            if order.state is OrderState.SAVED
+            or (order.state is OrderState.DELIVERED and order.batch in duplicates)
+            or (order.state is OrderState.DELIVERED and self.shows_references and order.references_found == 0)
+        ]
 
     async def _certify(self, orders: Sequence[ReportOrderRecord]) -> list[ReportBatch]:
         if not orders:
@@ -102,8 +103,8 @@ class Certifier:
             path = self._state.folder.path / (order.pdf or "")
             references = {file_id: file.reference for file_id, file in files[order.batch].items()}
             findings[order.batch] = await asyncio.to_thread(self._reader.read, path, references)
-        self.shows_references |= any(pages.count for pages in findings.values())
-        duplicates = self._find_duplicates({batch: pages.count or 0 for batch, pages in findings.items()})
+        self.shows_references |= any(map(count_found, findings.values()))
+        duplicates = self._find_duplicates({batch: count_found(pages) or 0 for batch, pages in findings.items()})
         again = [
             await self._certify_order(
                 order, files[order.batch], after, findings[order.batch], is_duplicate=order.batch in duplicates
@@ -141,13 +142,13 @@ class Certifier:
         order: ReportOrderRecord,
         files: Mapping[int, ReportJobFile],
         after: Mapping[int, Confirmation],
-        pages: PageFindings,
+        pages: PageFindings | None,
         *,
         is_duplicate: bool,
     ) -> ReportBatch | None:
         """Record the result of one PDF. Return its batch if it must be ordered again."""
-        order = replace(order, references_found=pages.count)
-        on_pages = pages.on_pages if self.shows_references else {}
+        order = replace(order, references_found=count_found(pages))
+        on_pages = pages if pages is not None and self.shows_references else {}
         doubts = {}
         for file_id, file in files.items():
             doubt = _find_doubt(file, after[file_id], on_pages=on_pages.get(file_id), is_duplicate=is_duplicate)
@@ -156,7 +157,7 @@ class Certifier:
         if doubts:
             return await self._supersede(order, doubts)
         results = {file_id: after[file_id] for file_id in files}
-        unconfirmed = [result.problem for result in results.values() if isinstance(result, FileUnconfirmed)]
+        unconfirmed = [result.message for result in results.values() if isinstance(result, RetriesExhaustedError)]
         if unconfirmed:
             error = f"{pluralize(len(unconfirmed), 'file')} not confirmed after the report was saved: {unconfirmed[0]}"
             await self._state.update(order, state=OrderState.SAVED, error=error)
@@ -184,7 +185,7 @@ class Certifier:
         reasons = {
             file_id: doubt.reason
             for file_id, doubt in doubts.items()
-            if is_last or self._doubts[file_id] > doubt.kind.value
+            if is_last or self._doubts[file_id] > doubt.more_orders
         }
         if orders > _MAX_ORDERS:
             reasons = dict.fromkeys(batch.files, f"no complete report of its batch after {orders} orders") | reasons
@@ -192,8 +193,9 @@ class Certifier:
             _log.warning("report.file_excluded", file=file_id, reason=reason)
         error = f"{len(doubts)} files may not be in the PDF, the first: {next(iter(doubts.values())).reason}"
         superseded = replace(order, state=OrderState.SUPERSEDED, error=error)
-        await asyncio.to_thread(state.request_log.exclude_files, state.job, batch.batch, reasons, now_us(), superseded)
+        # First the PDF: a killed run leaves none that does not count, and the next run downloads it again.
         await asyncio.to_thread(state.folder.remove_pdf, order.pdf or "", order.sha256)
+        await asyncio.to_thread(state.request_log.exclude_files, state.job, batch.batch, reasons, now_us(), superseded)
         _log.warning("report.superseded", report=order.name, reason=error, hint=_HINT)
         remaining = replace(batch, files=tuple(file_id for file_id in batch.files if file_id not in reasons))
         state.set_batch(remaining)
@@ -203,16 +205,16 @@ class Certifier:
 
 def _find_doubt(file: ReportJobFile, after: Confirmation, *, on_pages: bool | None, is_duplicate: bool) -> Doubt | None:
     """Return why a file may not be in its PDF; `is_duplicate`: the PDF, or its URL, is that of other files, too."""
-    if isinstance(after, FileAbsence):
-        return Doubt(DoubtKind.DELETED, f"not in the service after its report was made ({after.answer})")
+    if isinstance(after, NotFound):
+        return Doubt(f"not in the service after its report was made ({describe_absence(after)})", more_orders=0)
     if isinstance(after, FileConfirmation):
         if on_pages is False:
-            return Doubt(DoubtKind.NOT_SHOWN, "not shown on the pages of its PDF, which show other files")
+            return Doubt("not shown on the pages of its PDF, which show other files", more_orders=1)
         # The two calls of a service may name different update times.
         is_comparable = file.confirmed_before_by == after.call and None not in {file.updated_before, after.updated_at}
         if on_pages is None and is_comparable and file.updated_before != after.updated_at:
             problem = "changed in the service while its report was made, and the PDF does not show references"
-            return Doubt(DoubtKind.CHANGED, problem)
+            return Doubt(problem, more_orders=2)
     if is_duplicate:
-        return Doubt(DoubtKind.NOT_SHOWN, "its PDF is the same document as the PDF of other files")
+        return Doubt("its PDF is the same document as the PDF of other files", more_orders=1)
     return None

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from msgspec import Struct
-
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import NotFound
 from pipeline.errors import AuthenticationError, ScanlakeError
@@ -23,33 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pipeline.client.client import Client
-    from pipeline.client.protocol import Detail, ListItem
+    from pipeline.client.protocol import ListItem
 
 _log = get_logger()
 
 _MAX_TASKS: Final = 500  # detail calls that wait for the rate limiter at the same time
 
 
-class FileAbsence(Struct, frozen=True):
-    """The service did not have a file at `at`. `evidence` is its answer in short."""
-
-    at: int
-    evidence: str
-
-    @property
-    def answer(self) -> str:
-        """The answer in words."""
-        return f"HTTP {self.evidence}" if self.evidence.isdigit() else self.evidence
-
-
-class FileUnconfirmed(Struct, frozen=True):
-    """The service did not answer for a file, although it answered for others."""
-
-    problem: str
-
-
-Confirmation: TypeAlias = FileConfirmation | FileAbsence | FileUnconfirmed
-"""The result for one file."""
+Confirmation: TypeAlias = FileConfirmation | NotFound | RetriesExhaustedError
+"""The result for one file: the service has it or not, or did not answer for it, although it answered for others."""
 
 
 class FileConfirmer:
@@ -133,17 +113,19 @@ class FileConfirmer:
         errors = [answer for answer in answers if isinstance(answer, RetriesExhaustedError)]
         if errors and len(errors) == len(answers):
             raise errors[0]
-        return {
-            file_id: FileUnconfirmed(answer.message) if isinstance(answer, RetriesExhaustedError) else answer
-            for file_id, answer in zip(ids, answers, strict=True)
-        }
+        return dict(zip(ids, answers, strict=True))
 
-    async def _request(self, file_id: int) -> FileConfirmation | FileAbsence | RetriesExhaustedError:
+    async def _request(self, file_id: int) -> Confirmation:
         at = now_us()
         try:
-            answer: Detail | NotFound = await self._client.get_file(file_id)
+            answer = await self._client.get_file(file_id)
         except RetriesExhaustedError as error:
             return error
         if isinstance(answer, NotFound):
-            return FileAbsence(at, answer.evidence)
+            return answer
         return FileConfirmation(at, answer.updated_at, "detail")
+
+
+def describe_absence(answer: NotFound) -> str:
+    """Return the answer of the service in words."""
+    return f"HTTP {answer.evidence}" if answer.evidence.isdigit() else answer.evidence

@@ -53,7 +53,6 @@ def open_job_folder(path: Path, new_job: str) -> Iterator[JobFolder]:
 
     Raises `SettingsError` if the folder holds other files, `LakeLockedError` while another run uses the folder.
     """
-    is_new_folder = not path.exists()
     with ExitStack() as stack:
         with translate_os_errors(path):
             try:
@@ -70,12 +69,10 @@ def open_job_folder(path: Path, new_job: str) -> Iterator[JobFolder]:
                 marker = stack.enter_context(lock_file(MARKER, dir_fd=handle))
         except FileLockedError:
             raise LakeLockedError("Another run uses this folder.") from None
-        if not os.fstat(marker).st_nlink:  # between listing and lock, a run that could not begin its job removed it
-            raise LakeLockedError("Another run has just left this folder.", hint="Run the same command again.")
         with translate_os_errors(path / MARKER):
             record = _read_or_write_record(path, marker, new_job)
             fsync_dir(path)
-        yield JobFolder(path.resolve(), record, marker, is_new_folder=is_new_folder, is_new_job=MARKER not in names)
+        yield JobFolder(path.resolve(), record, marker)
 
 
 class _FolderRecord(Struct, frozen=True):
@@ -104,23 +101,10 @@ def _write_record(marker: int, record: _FolderRecord) -> _FolderRecord:
 class JobFolder:
     """The locked folder of a job."""
 
-    def __init__(
-        self, path: Path, record: _FolderRecord, marker: int, *, is_new_folder: bool, is_new_job: bool
-    ) -> None:
+    def __init__(self, path: Path, record: _FolderRecord, marker: int) -> None:
         self.path = path
         self.job = record.job
         self._record, self._marker = record, marker
-        self._is_new_folder = is_new_folder
-        self._is_new_job = is_new_job
-
-    def remove_if_new(self) -> None:
-        """Remove the marker and the folder if this run created them: the job could not begin."""
-        if not self._is_new_job:
-            return
-        with suppress(OSError):
-            (self.path / MARKER).unlink()
-            if self._is_new_folder:
-                self.path.rmdir()
 
     def list_files(self) -> list[str]:
         """Return the names in the folder, without hidden ones."""
@@ -152,7 +136,7 @@ class JobFolder:
         except StorageError as error:
             if not isinstance(error.__cause__, FileExistsError):
                 raise
-            raise self._other_file_error(file.target.name) from None
+            raise self.other_file_error(file.target.name) from None
 
     def _rename(self, file: TempFile, rename: Callable[[Path, Path], object]) -> None:
         with translate_os_errors(file.target):
@@ -161,23 +145,8 @@ class JobFolder:
             rename(file.path, file.target)
             fsync_dir(self.path)
 
-    def keep_damaged(self, name: str) -> str | None:
-        """Rename a damaged PDF and return its new name; None if the PDF does not exist.
-
-        The file may hold someone's annotations, so it is kept. Nothing is overwritten.
-        """
-        names = _names(self.path)
-        if name not in names:
-            return None
-        kept_name, number = f"{name}.damaged", 2
-        while kept_name in names:
-            kept_name, number = f"{name}.damaged-{number}", number + 1
-        with translate_os_errors(self.path / name):
-            (self.path / name).rename(self.path / kept_name)
-            fsync_dir(self.path)
-        return kept_name
-
-    def _other_file_error(self, name: str) -> StorageError:
+    def other_file_error(self, name: str) -> StorageError:
+        """Return the error about a file that the job has not written, or that was changed since."""
         return StorageError(
             f"{name} exists and is not a file of this job; it is not overwritten.",
             hint=f"Move it out of {self.path}, then run the same command again.",
@@ -188,7 +157,7 @@ class JobFolder:
         for name in names:
             path = self.path / name
             if path.is_symlink() or (name not in self._record.files and path.exists()):
-                raise self._other_file_error(name)
+                raise self.other_file_error(name)
 
     def remove_pdf(self, name: str, sha256: str | None) -> None:
         """Remove a PDF that does not count. Another file with its name stays."""

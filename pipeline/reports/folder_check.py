@@ -12,28 +12,30 @@ from pydantic import ValidationError
 from pipeline.errors import SettingsError
 from pipeline.findings import collect, error, ok, warning
 from pipeline.formatting import pluralize
-from pipeline.reports.index_page import PAGE_NAME, render_page
 from pipeline.reports.manifest import (
     CSV_NAME,
     JSON_NAME,
     LISTED_NAMES,
+    PAGE_NAME,
     SIGNATURE_NAME,
     SUMS_NAME,
     count_entries,
     describe_pages,
     format_csv,
+    render_page,
 )
 from pipeline.reports.models import Manifest
+from pipeline.reports.pdf_reader import count_found
 from pipeline.reports.signing import verify_signature
 from pipeline.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pipeline.findings import CheckResult, Finding
-    from pipeline.reports.models import ManifestFile, ManifestPdf
-    from pipeline.reports.pdf_reader import PageFindings, PdfReader
+    from pipeline.reports.models import ManifestFile
+    from pipeline.reports.pdf_reader import PdfReader
 
 _SUMS_LINE: Final = re.compile(r"([0-9a-f]{64}) [ *]([^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*)")
 """No name begins with a dot or leads out of the folder."""
@@ -81,15 +83,10 @@ def check_report_folder(folder: Path, reader: PdfReader, allowed_signers: Path |
         if manifest.scanlake != __version__:
             problem = f"made by scanlake {manifest.scanlake}, so not compared with {JSON_NAME}"
             findings.append(warning("report", PAGE_NAME, problem, "Check the page with that scanlake."))
-        findings.append(ok("report", f"job {manifest.job}", _describe_contents(manifest)))
+        files, pdfs = pluralize(len(manifest.files), "file"), pluralize(len(manifest.pdfs), "PDF")
+        counts = f"{files}, {pdfs}, {pluralize(len(manifest.failed), 'file')} named as failed"
+        findings.append(ok("report", f"job {manifest.job}", counts))
     return collect(findings)
-
-
-def _describe_contents(manifest: Manifest) -> str:
-    failed = sum(file.pdf is None and bool(file.reason) for file in manifest.files)
-    counts = [pluralize(len(manifest.files), "file"), pluralize(len(manifest.pdfs), "PDF")]
-    counts.append(f"{pluralize(failed, 'file')} named as failed")
-    return ", ".join(counts)
 
 
 def _read_sums(content: bytes, sums: dict[str, str]) -> Iterator[_Problem]:
@@ -134,7 +131,6 @@ def _find_manifest_problems(manifest: Manifest, sums: dict[str, str], folder: Pa
     names = Counter(pdf.pdf for pdf in manifest.pdfs)
     yield from ((JSON_NAME, f"{name} is listed {count} times") for name, count in names.items() if count > 1)
     yield from _find_placement_problems(manifest)
-    yield from _find_confirmation_problems(manifest)
     yield from _find_pdf_problems(manifest, sums)
     if manifest.counts != count_entries(manifest.files, manifest.orders, pdfs=len(manifest.pdfs)):
         yield JSON_NAME, "its counts are not those of its entries"
@@ -145,16 +141,12 @@ def _find_manifest_problems(manifest: Manifest, sums: dict[str, str], folder: Pa
 
 
 def _find_placement_problems(manifest: Manifest) -> Iterator[_Problem]:
+    """Yield a problem for each file without its PDF, or without a confirmation on both sides of it."""
     pdfs = {(pdf.pdf, pdf.sha256, pdf.bytes) for pdf in manifest.pdfs}
     for file in manifest.files:
         is_failed = file.pdf is None and bool(file.reason)
         if not is_failed and (file.pdf, file.sha256, file.bytes) not in pdfs:
             yield JSON_NAME, f"file {file.file_id} is in no PDF and has no reason"
-
-
-def _find_confirmation_problems(manifest: Manifest) -> Iterator[_Problem]:
-    """Yield a problem for each delivered file that was not confirmed on both sides of its PDF."""
-    for file in manifest.files:
         if file.state == "delivered" and not (file.confirmed_before_at and file.confirmed_after_at):
             yield JSON_NAME, f"file {file.file_id} is delivered without both confirmations"
         elif file.state == "delivered" and file.on_pages is False:
@@ -191,23 +183,21 @@ def _find_page_problems(
     """
     files = _group_by_pdf(manifest)
     for pdf in manifest.pdfs:
-        if pdf.pdf in intact:
-            if (folder / pdf.pdf).stat().st_size != pdf.bytes:
-                yield pdf.pdf, f"its size is not that in {JSON_NAME}"
-            if pdf.references_found is not None:
-                references = {file.file_id: file.reference for file in files[pdf.pdf] if file.file_id is not None}
-                pages = reader.read(folder / pdf.pdf, references)
-                unread += [] if pages.is_read else [pdf.pdf]
-                yield from _find_unconfirmed(pdf, pages, files[pdf.pdf])
-
-
-def _find_unconfirmed(pdf: ManifestPdf, pages: PageFindings, files: Sequence[ManifestFile]) -> Iterator[_Problem]:
-    if not pages.is_read:
-        return
-    on_pages = pages.on_pages if pages.count else {}  # as certified: pages without any reference decide nothing
-    for file in files:
-        if file.file_id is not None and file.on_pages != on_pages.get(file.file_id):
-            yield pdf.pdf, f"its pages and {JSON_NAME} disagree about file {file.file_id}"
+        if pdf.pdf not in intact:
+            continue
+        if (folder / pdf.pdf).stat().st_size != pdf.bytes:
+            yield pdf.pdf, f"its size is not that in {JSON_NAME}"
+        if pdf.references_found is None:
+            continue
+        references = {file.file_id: file.reference for file in files[pdf.pdf] if file.file_id is not None}
+        pages = reader.read(folder / pdf.pdf, references)
+        if pages is None:
+            unread.append(pdf.pdf)
+            continue
+        on_pages = pages if count_found(pages) else {}  # as certified: pages without any reference decide nothing
+        for file in files[pdf.pdf]:
+            if file.file_id is not None and file.on_pages != on_pages.get(file.file_id):
+                yield pdf.pdf, f"its pages and {JSON_NAME} disagree about file {file.file_id}"
 
 
 def _read(path: Path) -> bytes:

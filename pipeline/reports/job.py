@@ -1,26 +1,33 @@
-"""A report job: a folder with a fixed selection and fixed options. The same command begins and resumes it."""
+"""A report job: a folder with a fixed selection and fixed options. The same command begins and resumes it.
+
+A run orders each batch, polls until its report is ready, saves the PDF and certifies it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+from collections import deque
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING
+from functools import cache, partial
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
+from pipeline.errors import AuthenticationError, LakeLockedError, ScanlakeError, SettingsError, StorageError
 from pipeline.lake.lake import Lake
-from pipeline.lake.request_log import JobState, ReportJob
+from pipeline.lake.request_log import OrderState, ReportJob
 from pipeline.logs import get_logger
 from pipeline.progress import NullProgress
-from pipeline.reports.batches import make_batches
-from pipeline.reports.delivery import ReportRun
-from pipeline.reports.folder import open_job_folder
+from pipeline.reports.certification import Certifier
+from pipeline.reports.confirmation import FileConfirmer
+from pipeline.reports.folder import MARKER, open_job_folder
 from pipeline.reports.folder_check import check_report_folder, read_folder_manifest
 from pipeline.reports.manifest import OWN_NAMES, SIGNATURE_NAME, SUMS_NAME, read_manifest, write_manifest
+from pipeline.reports.ordering import BatchOrderer, ReportRunState, order_age_seconds
 from pipeline.reports.pdf_reader import PdfReader
-from pipeline.reports.run_state import ReportRunState
+from pipeline.reports.selection import make_batches
 from schemas.timestamps import new_run_id, now_us
 
 if TYPE_CHECKING:
@@ -28,17 +35,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.client.client import Client
-    from pipeline.lake.request_log import ReportJobFile, RequestLog
+    from pipeline.lake.request_log import ReportBatch, ReportJobFile, ReportOrderRecord, RequestLog
     from pipeline.progress import Progress
     from pipeline.reports.folder import JobFolder
     from pipeline.reports.models import CatalogState, JobOptions, Manifest
-    from pipeline.reports.run_state import RunOptions
     from pipeline.settings import Settings
 
     FileSelector = Callable[[], tuple[Sequence[ReportJobFile], CatalogState]]
+    _ChosenFiles = tuple[Sequence[ReportJobFile], Sequence[ReportBatch], CatalogState]
     Signer = Callable[[bytes], bytes]
 
 _log = get_logger()
+
+_FOLLOWED: Final = frozenset({OrderState.ORDERED, OrderState.SAVING, OrderState.SAVED, OrderState.DELIVERED})
 
 
 class JobResult(Struct, frozen=True):
@@ -58,8 +67,8 @@ async def run_job(
     request_log: RequestLog,
     path: Path,
     options: JobOptions,
-    run_options: RunOptions,
     *,
+    timeout_seconds: float,
     select_files: FileSelector,
     publish: Callable[[], object],
     sign: Signer | None = None,
@@ -71,32 +80,31 @@ async def run_job(
 
     Raises the errors of `open_job_folder`, `open_job` and `ReportRun.run`; PDFs that were delivered stay.
     """
+    choose_files = cache(partial(_choose_files, options, select_files))
+    if not await asyncio.to_thread(os.path.lexists, path / MARKER):
+        await asyncio.to_thread(choose_files)  # a job that cannot begin leaves no folder
     # A run that must stop leaves the block, and no thread waits for a PDF any more.
     with open_job_folder(path, new_run_id()) as folder, closing(PdfReader()) as reader:
         folder.refuse_others(*OWN_NAMES)
-        try:
-            job, resumed = await asyncio.to_thread(open_job, folder, request_log, options, select_files)
-        except ScanlakeError:
-            folder.remove_if_new()
-            raise
+        job, resumed = await asyncio.to_thread(open_job, folder, request_log, options, choose_files)
         if resumed:
             known = read_manifest(request_log, job)
             finished = await asyncio.to_thread(_find_finished, folder, reader, known, sign)
             if finished is not None:
                 return JobResult(finished, resumed=True, was_complete=True)
-        state = ReportRunState(client, request_log, folder, options, run_options, progress or NullProgress())
+        state = ReportRunState(client, request_log, folder, options, timeout_seconds, progress or NullProgress())
         run = ReportRun(state, reader)
         try:
             async with client:
                 await run.run()
         except BaseException:
             with suppress(ScanlakeError):  # the error that stopped the run is more important
-                _close_job(request_log, job, publish)
+                publish()
             raise
-        manifest = _close_job(request_log, job, publish)
-        manifest = manifest.model_copy(update={"signed": sign is not None})
+        publish()
+        manifest = read_manifest(request_log, job).model_copy(update={"signed": sign is not None})
         write_manifest(folder, manifest, sign)
-    return JobResult(manifest, resumed, had_protocol_errors=bool(run.protocol_errors))
+    return JobResult(manifest, resumed, had_protocol_errors=run.orderer.had_protocol_errors)
 
 
 def _find_finished(folder: JobFolder, reader: PdfReader, known: Manifest, sign: Signer | None) -> Manifest | None:
@@ -120,10 +128,21 @@ def _find_finished(folder: JobFolder, reader: PdfReader, known: Manifest, sign: 
     return None
 
 
+def _choose_files(options: JobOptions, select_files: FileSelector) -> _ChosenFiles:
+    """Select the files of a new job. Raises `SettingsError` if none can be ordered."""
+    files, catalog_state = select_files()
+    batches = make_batches(files, options.max_batch_files)
+    if not batches:
+        raise SettingsError(
+            "None of the selected files can be ordered.", hint="Correct the selection or run `scanlake sync` first."
+        )
+    return files, batches, catalog_state
+
+
 def open_job(
-    folder: JobFolder, request_log: RequestLog, options: JobOptions, select_files: FileSelector
+    folder: JobFolder, request_log: RequestLog, options: JobOptions, choose_files: Callable[[], _ChosenFiles]
 ) -> tuple[ReportJob, bool]:
-    """Return the folder's job and whether it already existed. A new job selects its files now.
+    """Return the folder's job and whether it already existed. A new job has the files that `choose_files` returns.
 
     Raises `SettingsError` if the folder's job has other options or belongs to another lake.
     """
@@ -142,22 +161,124 @@ def open_job(
         return job, True
     if folder.list_files():
         raise SettingsError(f"--out {path} belongs to a job of another lake.", hint="Use that lake or a new folder.")
-    files, catalog_state = select_files()
-    batches = make_batches(files, options.max_batch_files)
-    if not batches:
-        raise SettingsError(
-            "None of the selected files can be ordered.", hint="Correct the selection or run `scanlake sync` first."
-        )
+    files, batches, catalog_state = choose_files()
     job = ReportJob(folder.job, path, options.to_json(), catalog_state.model_dump_json(), now_us())
     request_log.create(job, files, batches)
     return job, False
 
 
-def _close_job(request_log: RequestLog, job: ReportJob, publish: Callable[[], object]) -> Manifest:
-    manifest = read_manifest(request_log, job)
-    request_log.finish_job(job.job, JobState.INCOMPLETE if manifest.failed else JobState.DONE, now_us())
-    publish()
-    return manifest
+class ReportRun:
+    """One run of a job."""
+
+    def __init__(self, state: ReportRunState, reader: PdfReader) -> None:
+        self._state = state
+        confirmer = FileConfirmer(
+            state.client,
+            files_in_service=state.request_log.ledger.count_files(),
+            identity=state.request_log.ledger.properties.identity,
+        )
+        self.orderer = BatchOrderer(state, confirmer)
+        self._certifier = Certifier(state, confirmer, reader)
+        self._queue: deque[ReportBatch] = deque()  # the batches to order
+
+    async def run(self) -> None:
+        """Order, download and certify the missing reports. The failure of one report is stored in the ledger.
+
+        Raises errors that concern all reports: `AuthenticationError`, `ServiceUnavailableError`, `ProtocolError`,
+        `StorageError`, and `SettingsError` if the service rejects every order.
+        """
+        self._state.progress.start()
+        try:
+            to_poll = await self._load_state()
+            while True:
+                ordering_error = await self._order_and_poll(to_poll)
+                to_poll = []
+                try:
+                    self._queue.extend(await self._certifier.certify_saved())
+                except ScanlakeError as error:
+                    raise ordering_error or error from None
+                if ordering_error is not None:
+                    raise ordering_error
+                if not self._queue:
+                    return
+        finally:
+            self._state.update_progress()
+            self._state.progress.stop()
+
+    async def _order_and_poll(self, to_poll: list[tuple[ReportBatch, ReportOrderRecord]]) -> ScanlakeError | None:
+        """Order every batch of the queue and poll the reports. Return an error that stopped the ordering."""
+        async with asyncio.TaskGroup() as group:
+            for batch, order in to_poll:
+                await self._state.slots.acquire()
+                group.create_task(self._poll(batch, order))
+            try:
+                while self._queue:
+                    await self._order_next(group)
+            except (StorageError, AuthenticationError):
+                raise
+            except ScanlakeError as error:
+                return error  # the reports ordered so far are still downloaded
+        return None
+
+    async def _order_next(self, group: asyncio.TaskGroup) -> None:
+        batch = self._queue.popleft()
+        await self._state.slots.acquire()
+        order = None
+        try:
+            upcoming = sum(len(queued.files) for queued in self._queue)
+            order, halves = await self.orderer.order(batch, upcoming=upcoming)
+            self._queue.extendleft(reversed(halves))
+        finally:
+            if order is None:
+                self._state.slots.release()
+        if order is not None:
+            polling = self._poll(self._state.batches[batch.batch], order)
+            try:
+                group.create_task(polling)
+            except RuntimeError:  # the group is ending; the next run polls for the report
+                polling.close()
+                raise
+
+    async def _poll(self, batch: ReportBatch, order: ReportOrderRecord) -> None:
+        try:
+            await self.orderer.poll_until_ready(batch, order)
+        finally:
+            self._state.slots.release()
+        self._queue.extend(await self._certifier.certify_if_due())
+
+    # State of earlier runs
+
+    async def _load_state(self) -> list[tuple[ReportBatch, ReportOrderRecord]]:
+        """Queue the batches to order. Return the others whose report is not on disk."""
+        state = self._state
+        await asyncio.to_thread(state.folder.remove_temp_files)
+        await asyncio.to_thread(state.restore_files, state.options.max_batch_files)  # the service may have them now
+        orders = await asyncio.to_thread(state.request_log.orders, state.job)
+        state.last_orders = {order.batch: order for order in orders}
+        self.orderer.has_accepted_order = any(order.url is not None for order in orders)
+        self._certifier.shows_references = any(order.references_found for order in orders)
+        to_poll = []
+        for batch in await asyncio.to_thread(state.request_log.batches, state.job):
+            if not batch.files:
+                state.last_orders.pop(batch.batch, None)
+                continue
+            state.set_batch(batch)
+            last = state.last_orders.get(batch.batch)
+            if last is not None and last.state is OrderState.PENDING:
+                await state.record_unknown(last, "the run was killed before the response")
+            if last is None or not self._is_followed(last):
+                self._queue.append(batch)
+            elif not await self.orderer.is_on_disk(last):
+                to_poll.append((batch, last))
+        return to_poll
+
+    def _is_followed(self, order: ReportOrderRecord) -> bool:
+        """Return whether to poll instead of ordering again; also an order that timed out in a run with less time."""
+        if not self._state.covers_batch(order):
+            return False
+        if order.state is OrderState.TIMED_OUT:
+            return order_age_seconds(order) < self._state.timeout_seconds
+        return order.state in _FOLLOWED
 
 
 def publish_if_unlocked(settings: Settings, command: str) -> None:

@@ -12,7 +12,6 @@ from pipeline.csv_rows import format_csv_row
 from pipeline.formatting import escape_control_characters, pluralize
 from pipeline.lake.handover import MANIFEST, SUMS, format_sums
 from pipeline.lake.request_log import OrderState
-from pipeline.reports.index_page import PAGE_NAME, render_page
 from pipeline.reports.models import (
     CatalogState,
     Manifest,
@@ -22,6 +21,7 @@ from pipeline.reports.models import (
     ManifestPdf,
 )
 from pipeline.reports.signing import NAMESPACE
+from pipeline.templates.rendering import build_policy, read_script, render
 from pipeline.version import __version__
 from schemas.timestamps import format_instant, now_us
 
@@ -37,11 +37,14 @@ JSON_NAME: Final = "manifest.json"
 CSV_NAME: Final = MANIFEST
 SUMS_NAME: Final = SUMS
 SIGNATURE_NAME: Final = "SHA256SUMS.sig"
+PAGE_NAME: Final = "index.html"
 INSTRUCTIONS_NAME: Final = "VERIFY.txt"
 LISTED_NAMES: Final = (JSON_NAME, CSV_NAME, PAGE_NAME, INSTRUCTIONS_NAME)
 """The files of a folder that SHA256SUMS lists beside the PDFs."""
 OWN_NAMES: Final = (SIGNATURE_NAME, SUMS_NAME, *LISTED_NAMES)
 """All files of a folder beside the PDFs."""
+_SCRIPT: Final = read_script("report_index.js")
+_POLICY: Final = build_policy(_SCRIPT)
 _INSTRUCTIONS: Final = f"""How to check this folder
 
 Run these commands in the folder. They need neither scanlake nor the service.
@@ -178,3 +181,35 @@ def format_csv(files: Sequence[ManifestFile]) -> bytes:
         (escape_control_characters(value) if isinstance(value, str) else value for _, value in file) for file in files
     )
     return "".join(map(format_csv_row, (ManifestFile.model_fields, *rows))).encode()
+
+
+def render_page(manifest: Manifest) -> str:
+    """Return index.html: the searchable list of the files, in one file. The template escapes every text."""
+    context = {
+        "manifest": manifest,
+        "heading": manifest.title or f"Reports {manifest.job}",
+        "facts": _list_facts(manifest),
+        "counts": manifest.counts,
+        "files": manifest.files,
+        "pdf_pages": {pdf.pdf: pdf.pages for pdf in manifest.pdfs},
+        "has_groups": any(file.group is not None for file in manifest.files),
+    }
+    return render("report_index.html.jinja", _POLICY, _SCRIPT, **context)
+
+
+def _list_facts(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return what the files were selected for, by whom and how."""
+    selection = {key: value for key, value in manifest.selection.items() if key not in {"kind", "per_file"}}
+    sql, group = selection.pop("sql", None), selection.pop("group_by", None)
+    facts = {
+        "Purpose": manifest.purpose,
+        "Requested by": manifest.requested_by,
+        "Job": manifest.job if manifest.title else None,
+        "Selected by": sql or "; ".join(f"{key}: {_join(value)}" for key, value in selection.items()),
+        "Grouped by": group,
+    }
+    return [(name, text) for name, text in facts.items() if text]
+
+
+def _join(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,4 +1,4 @@
-"""Ordering: the files of a batch are confirmed, then the batch is ordered once.
+"""Ordering and polling: the files of a batch are confirmed, the batch is ordered once, its PDF is saved.
 
 The ledger has an order before it is sent, and its URL before the first poll. Orders are sent one at a time, so a killed
 run leaves at most one with an unknown outcome. The next run orders its batch again and names it.
@@ -9,50 +9,146 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
+from pipeline.client.downloader import ReportNotReady
 from pipeline.client.errors import OutcomeUnknownError, RequestRejectedError, RetriesExhaustedError
-from pipeline.errors import AuthenticationError, ScanlakeError, ServiceUnavailableError, SettingsError
+from pipeline.client.protocol import NotFound
+from pipeline.errors import AuthenticationError, ProtocolError, ScanlakeError, ServiceUnavailableError, SettingsError
 from pipeline.lake.request_log import FileConfirmation, OrderState
 from pipeline.logs import get_logger
 from pipeline.process import await_response
-from pipeline.reports.confirmation import FileAbsence
+from pipeline.progress import NullProgress, RateEstimator, ReportProgress
+from pipeline.reports.confirmation import describe_absence
+from pipeline.reports.selection import make_batches, name_pdf
 from schemas.requests import ReportRequest
 from schemas.timestamps import SECOND, now_us
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
+    from pipeline.client.client import Client
+    from pipeline.client.downloader import DownloadedReport
     from pipeline.client.protocol import ReportOrder
-    from pipeline.lake.request_log import ReportBatch, ReportOrderRecord
-    from pipeline.reports.confirmation import Confirmation, FileConfirmer
-    from pipeline.reports.polling import ReportPoller
-    from pipeline.reports.run_state import ReportRunState
+    from pipeline.lake.request_log import ReportBatch, ReportOrderRecord, RequestLog
+    from pipeline.progress import Progress
+    from pipeline.reports.confirmation import FileConfirmer
+    from pipeline.reports.folder import JobFolder, TempFile
+    from pipeline.reports.models import JobOptions
 
 _log = get_logger()
 
+MAX_OUTSTANDING_REPORTS: Final = 32  # reports that the service prepares at the same time
+_FAILED: Final = frozenset({OrderState.FAILED, OrderState.REJECTED, OrderState.TIMED_OUT})
+_WAITING: Final = frozenset({OrderState.ORDERED, OrderState.SAVING, OrderState.SAVED})
 _MAX_CONFIRMATION_AGE: Final = 300 * SECOND  # between the confirmation of a file and its order
 _MAX_ORDERS_PER_BATCH: Final = 2  # in one run; the second one only if the response to the first was lost
 _MAX_CONSECUTIVE_UNKNOWN: Final = 3  # batches without a usable response before the run stops
 _MAX_REJECTIONS: Final = 20  # equal rejections, without one accepted order, before the run stops
 _AT_ONCE_SECONDS: Final = 1.0  # an answer within these comes before its report is made
 _QUICK_SECONDS: Final = 60.0  # for the answer to an order, once the service has answered one at once
+_FIRST_POLL_SECONDS: Final = 0.4  # between the first two polls of a report
+_MAX_POLL_SECONDS: Final = 20.0  # between two polls of a report
+_POLL_BACKOFF: Final = 1.5
+_MAX_PDF_BYTES: Final = 1024**3
+_MIN_WAIT_SECONDS: Final = 20.0  # a run polls each report for so long, however old its order is
 _ORDER_AGAIN_HINT: Final = "Run the same command again later to order these reports again; everything else is kept."
+_ON_DISK: Final = frozenset({OrderState.SAVING, OrderState.SAVED, OrderState.DELIVERED})
+
+
+class ReportRunState(Struct):
+    """The orders of a run, and what every part of the run needs."""
+
+    client: Client
+    request_log: RequestLog
+    folder: JobFolder
+    options: JobOptions
+    timeout_seconds: float  # from an order to its report
+    progress: Progress = field(default_factory=NullProgress)
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OUTSTANDING_REPORTS))
+    batches: dict[int, ReportBatch] = field(default_factory=dict)
+    last_orders: dict[int, ReportOrderRecord] = field(default_factory=dict)  # by batch
+    orders: int = 0
+    polls: int = 0
+    _rate: RateEstimator = field(default_factory=RateEstimator)
+
+    @property
+    def job(self) -> str:
+        """Id of the job."""
+        return self.folder.job
+
+    def set_batch(self, batch: ReportBatch) -> None:
+        """Remember a batch with its present files; one without files is finished."""
+        if batch.files:
+            self.batches[batch.batch] = batch
+        else:
+            self.batches.pop(batch.batch, None)
+
+    def restore_files(self, max_files: int, only: Collection[int] | None = None) -> list[ReportBatch]:
+        """Put the excluded files, or `only` these, into new batches of at most `max_files`."""
+        files = [
+            replace(file, reason=None)
+            for file in self.request_log.files(self.job)
+            if file.excluded_at is not None and (only is None or file.file_id in only)
+        ]
+        batches = make_batches(files, max_files, self.request_log.batches(self.job))
+        self.request_log.restore_files(self.job, batches)
+        return batches
+
+    async def update(self, order: ReportOrderRecord, **changes: Any) -> ReportOrderRecord:
+        """Record changes of an order in the ledger."""
+        changed = await asyncio.to_thread(lambda: self.request_log.update(self.job, order, **changes))
+        return self.replace_order(changed)
+
+    def replace_order(self, changed: ReportOrderRecord) -> ReportOrderRecord:
+        """Remember an order as the last one of its batch."""
+        self.last_orders[changed.batch] = changed
+        self.update_progress()
+        return changed
+
+    async def record_unknown(self, order: ReportOrderRecord, reason: str) -> None:
+        """Record that the response to an order was lost."""
+        await self.update(order, state=OrderState.UNKNOWN, error=reason)
+        hint = "this run or the next one orders the batch again"
+        _log.warning("report.outcome_unknown", report=order.name, reason=reason, hint=hint)
+
+    def covers_batch(self, order: ReportOrderRecord) -> bool:
+        """Return whether the order is for all files of its batch, and for no other: files may have left it since."""
+        batch = self.batches.get(order.batch)
+        return batch is not None and order.files == len(batch.files)
+
+    def update_progress(self) -> None:
+        """Show the progress of the run."""
+        states = [self.last_orders[batch].state for batch in self.batches if batch in self.last_orders]
+        pdfs = states.count(OrderState.DELIVERED)
+        failed = sum(state in _FAILED for state in states)
+        total = len(self.batches)
+        rate = self._rate.update(pdfs + failed)
+        eta = max(total - pdfs - failed, 0) / rate if rate else None
+        waiting = sum(state in _WAITING for state in states)
+        progress = ReportProgress(pdfs, total, self.orders, self.polls, waiting, failed, eta)
+        self.progress.update(progress, total=total)
+
+
+def order_age_seconds(order: ReportOrderRecord) -> float:
+    """Return the seconds since the order."""
+    return max(0.0, (now_us() - (order.ordered_at or order.intended_at)) / SECOND)
 
 
 class BatchOrderer:
-    """Orders the batches of a run, one after the other."""
+    """Orders the batches of a run, one after the other, and polls their reports."""
 
-    def __init__(self, state: ReportRunState, confirmer: FileConfirmer, poller: ReportPoller) -> None:
+    def __init__(self, state: ReportRunState, confirmer: FileConfirmer) -> None:
         self._state = state
         self._confirmer = confirmer
-        self._poller = poller
         self.has_accepted_order = False
         self._answers_at_once = False
         self._rejections: list[str] = []
         self._consecutive_unknown = 0
+        self.had_protocol_errors = False  # reports with a URL that must not be requested
 
     async def order(
         self, batch: ReportBatch, *, upcoming: int
@@ -80,7 +176,7 @@ class BatchOrderer:
                 if error.is_answered:  # another order would get the same answer, and make another report
                     break
             except RequestRejectedError as error:
-                return None, await self._split_rejected(remaining, error.reason)
+                return None, await self._halve_rejected(remaining, error.reason)
         self._consecutive_unknown += 1
         if self._consecutive_unknown >= _MAX_CONSECUTIVE_UNKNOWN:
             message = f"{self._consecutive_unknown} consecutive reports: {problem}"
@@ -94,7 +190,7 @@ class BatchOrderer:
             return False
         if last.state not in {OrderState.TIMED_OUT, OrderState.FAILED}:
             return False
-        not_ready = await self._poller.poll_once(batch, last)
+        not_ready = await self.poll_once(batch, last)
         if self._state.last_orders[batch.batch].state in {OrderState.SAVED, OrderState.DELIVERED}:
             return True
         _log.warning("report.reordered", report=last.name, reason=not_ready or last.error)
@@ -107,7 +203,11 @@ class BatchOrderer:
         since = now_us() - _MAX_CONFIRMATION_AGE
         results = await self._confirmer.confirm(batch.files, since=since, upcoming=upcoming)
         confirmed = {file_id: result for file_id, result in results.items() if isinstance(result, FileConfirmation)}
-        reasons = {file_id: _describe(result) for file_id, result in results.items() if file_id not in confirmed}
+        reasons = {
+            file_id: _describe(result)
+            for file_id, result in results.items()
+            if not isinstance(result, FileConfirmation)
+        }
         if not reasons:
             return batch, confirmed
         for file_id, reason in reasons.items():
@@ -151,7 +251,7 @@ class BatchOrderer:
         """Send the order. A run that must stop waits for the response, so that the report is not ordered twice."""
         state = self._state
         # A service may make the report before it answers.
-        timeout = _QUICK_SECONDS if self._answers_at_once else max(_QUICK_SECONDS, state.run_options.timeout_seconds)
+        timeout = _QUICK_SECONDS if self._answers_at_once else max(_QUICK_SECONDS, state.timeout_seconds)
 
         def record(response: ReportOrder | None) -> None:
             if response is not None:
@@ -160,8 +260,8 @@ class BatchOrderer:
 
         return await await_response(state.client.order_report(request, timeout_seconds=timeout), record)
 
-    async def _split_rejected(self, batch: ReportBatch, reason: str) -> Sequence[ReportBatch]:
-        """Split a rejected batch into halves to find the file that causes the rejection. Return them."""
+    async def _halve_rejected(self, batch: ReportBatch, reason: str) -> Sequence[ReportBatch]:
+        """Put the files of a rejected batch into two new ones, to find the file that causes the rejection."""
         state = self._state
         self._rejections.append(reason)
         is_first = not self.has_accepted_order
@@ -174,15 +274,94 @@ class BatchOrderer:
         if len(batch.files) == 1:
             _log.warning("report.rejected", file=batch.files[0], reason=reason)
             return ()
-        _log.info("report.split", batch=batch.label, files=len(batch.files), reason=reason)
-        halves = await asyncio.to_thread(state.request_log.split_batch, state.job, batch)
-        state.last_orders.pop(batch.batch, None)
-        del state.batches[batch.batch]
+        _log.info("report.halved", batch=batch.label, files=len(batch.files), reason=reason)
+        reasons = dict.fromkeys(batch.files, f"rejected: {reason}")
+        await asyncio.to_thread(state.request_log.exclude_files, state.job, batch.batch, reasons, now_us())
+        del state.batches[batch.batch], state.last_orders[batch.batch]
+        halves = await asyncio.to_thread(state.restore_files, -(-len(batch.files) // 2), set(batch.files))
         state.batches.update({half.batch: half for half in halves})
         return halves
 
+    # Polls
 
-def _describe(result: Confirmation) -> str:
-    if isinstance(result, FileAbsence):
-        return f"not in the service when it was to be ordered ({result.answer})"
-    return f"not confirmed in the service before its order: {getattr(result, 'problem', '')}"
+    async def poll_until_ready(self, batch: ReportBatch, order: ReportOrderRecord) -> None:
+        """Poll until the report is ready or timed out."""
+        timeout = self._state.timeout_seconds
+        end = time.monotonic() + max(timeout - order_age_seconds(order), min(timeout, _MIN_WAIT_SECONDS))
+        pause = _FIRST_POLL_SECONDS
+        while (not_ready := await self.poll_once(batch, order)) is not None:
+            remaining = end - time.monotonic()
+            if remaining <= 0:
+                error = f"not ready {timeout:g} s after its order: {not_ready}"
+                await self._state.update(order, state=OrderState.TIMED_OUT, error=error)
+                _log.warning("report.timed_out", report=order.name, reason=error)
+                return
+            await asyncio.sleep(min(remaining, pause * random.uniform(0.7, 1.3)))  # noqa: S311
+            pause = min(pause * _POLL_BACKOFF, _MAX_POLL_SECONDS)
+
+    async def poll_once(self, batch: ReportBatch, order: ReportOrderRecord) -> str | None:
+        """Request the report once. Return why it is not ready; None if it is saved or failed."""
+        state = self._state
+        name = name_pdf(batch)
+        state.polls += 1
+        state.update_progress()
+        with state.folder.temp_file(name) as file:
+            try:
+                report = await state.client.download_report(order.url or "", file, max_bytes=_MAX_PDF_BYTES)
+            except (RetriesExhaustedError, ProtocolError) as error:
+                if isinstance(error, RetriesExhaustedError) and error.kind != "size":
+                    return error.message
+                self.had_protocol_errors |= isinstance(error, ProtocolError)
+                await state.update(order, state=OrderState.FAILED, error=error.message)
+                _log.warning("report.failed", report=order.name, reason=error.message)
+                return None
+            if isinstance(report, ReportNotReady):
+                return report.reason
+            await self._save(order, name, file, report)
+        return None
+
+    async def _save(self, order: ReportOrderRecord, name: str, file: TempFile, report: DownloadedReport) -> None:
+        """Give the PDF its name. One with the bytes that were certified before needs no further proof."""
+        state = self._state
+        is_certified = order.delivered_at is not None and order.sha256 == report.sha256
+        order = await state.update(
+            order,
+            state=OrderState.SAVING,
+            pdf=name,
+            sha256=report.sha256,
+            bytes=report.bytes,
+            error=None,
+            delivered_at=order.delivered_at if is_certified else None,
+        )
+        await asyncio.to_thread(state.folder.commit, file)
+        await self._record_saved(order)
+        _log.debug("report.saved", pdf=name, files=order.files, bytes=report.bytes)
+
+    async def _record_saved(self, order: ReportOrderRecord) -> None:
+        is_certified = order.delivered_at is not None
+        await self._state.update(
+            order,
+            state=OrderState.DELIVERED if is_certified else OrderState.SAVED,
+            saved_at=order.saved_at if is_certified else now_us(),
+        )
+
+    async def is_on_disk(self, order: ReportOrderRecord) -> bool:
+        """Return whether the folder has the PDF of the ledger. Raises `StorageError` for another file in its place."""
+        if order.state not in _ON_DISK or order.pdf is None:
+            return False
+        digest = await asyncio.to_thread(self._state.folder.digest, order.pdf)
+        if digest is None:
+            if order.state is OrderState.DELIVERED:
+                _log.warning("report.missing", pdf=order.pdf, hint="it is downloaded again")
+            return False
+        if (digest.bytes, digest.sha256) != (order.bytes, order.sha256):
+            raise self._state.folder.other_file_error(order.pdf)
+        if order.state is OrderState.SAVING:
+            await self._record_saved(order)
+        return True
+
+
+def _describe(result: NotFound | RetriesExhaustedError) -> str:
+    if isinstance(result, NotFound):
+        return f"not in the service when it was to be ordered ({describe_absence(result)})"
+    return f"not confirmed in the service before its order: {result.message}"

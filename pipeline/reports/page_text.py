@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 import pypdf
 
-from pipeline.reports.pdf_reader import PageFindings
 from pipeline.worker_process import serve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from pipeline.reports.pdf_reader import PageFindings
 
 _MIN_LETTERS: Final = 4  # a shorter reference or id may be a page number or a word
 _MIN_WRAPPED_LETTERS: Final = 8  # a shorter one is not searched across the end of a line
@@ -35,14 +36,14 @@ def main(max_seconds: int, max_bytes: int) -> None:
     serve(lambda request: _read_pages(max_seconds, *request))
 
 
-def _read_pages(max_seconds: int, pdf: Path, references: Mapping[int, str | None]) -> PageFindings:
+def _read_pages(max_seconds: int, pdf: Path, references: Mapping[int, str | None]) -> PageFindings | None:
     signal.setitimer(signal.ITIMER_PROF, max_seconds)  # counts no time in which others have the processor
     try:
         with pdf.open("rb") as file:
             text = "\n".join(page.extract_text() for page in pypdf.PdfReader(file).pages)
         return _find_files(text, references)
     except Exception:  # noqa: BLE001 - a damaged PDF raises any exception in this library, a large one `MemoryError`
-        return PageFindings()
+        return None
 
 
 def _find_files(text: str, names: Mapping[int, str | None]) -> PageFindings:
@@ -54,7 +55,7 @@ def _find_files(text: str, names: Mapping[int, str | None]) -> PageFindings:
     shared = {key for key, count in Counter(references.values()).items() if count > 1}
     stated = _find_keys(text, {*references.values(), *map(str, references)})
     shows_ids = any(str(file_id) in stated for file_id in references)
-    on_pages: dict[int, bool | None] = {}
+    on_pages: PageFindings = {}
     for file_id, reference in references.items():
         if str(file_id) in stated:
             on_pages[file_id] = True
@@ -64,7 +65,7 @@ def _find_files(text: str, names: Mapping[int, str | None]) -> PageFindings:
             on_pages[file_id] = None
         else:
             on_pages[file_id] = reference in stated
-    return PageFindings(is_read=True, on_pages=on_pages)
+    return on_pages
 
 
 def _find_keys(text: str, keys: set[str]) -> set[str]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from threading import Lock
-from typing import TYPE_CHECKING, Final
-
-from msgspec import Struct, field
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pipeline.worker_process import WorkerEndedError, WorkerProcess
 
@@ -21,19 +19,13 @@ _MAX_MEMORY_BYTES: Final = 1024**3
 _MAX_PROCESSOR_SECONDS: Final = 120  # for one PDF; a thousand pages of 60 lines took 5 s and 85 MB
 
 
-class PageFindings(Struct, frozen=True):
-    """What the pages show. `on_pages` by file id: None if the pages do not decide.
+PageFindings: TypeAlias = "dict[int, bool | None]"
+"""Whether the pages of a PDF show each file, by id: None if they do not decide."""
 
-    `is_read` is False if the PDF cannot be read, at all or within the limits, or if pypdf is not installed.
-    """
 
-    is_read: bool = False
-    on_pages: Mapping[int, bool | None] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int | None:
-        """The number of files that the pages show; None if the PDF was not read."""
-        return sum(value is True for value in self.on_pages.values()) if self.is_read else None
+def count_found(pages: PageFindings | None) -> int | None:
+    """Return the number of files that the pages show; None if the PDF was not read."""
+    return None if pages is None else sum(value is True for value in pages.values())
 
 
 class PdfReader:
@@ -44,10 +36,13 @@ class PdfReader:
         self._lock = Lock()
         self._is_closed = False
 
-    def read(self, pdf: Path, references: Mapping[int, str | None]) -> PageFindings:
-        """Return which files the PDF shows, of `references` by file id. Raises `OSError` without a process for it."""
+    def read(self, pdf: Path, references: Mapping[int, str | None]) -> PageFindings | None:
+        """Return which files the PDF shows, of `references` by file id; None if it cannot be read within the limits.
+
+        Also without pypdf. Raises `OSError` without a process for it.
+        """
         if not _HAS_PYPDF or pdf.stat().st_size > _MAX_BYTES:
-            return PageFindings()
+            return None
         with self._lock:
             if self._worker is None:
                 limits = str(_MAX_PROCESSOR_SECONDS), str(_MAX_MEMORY_BYTES)
@@ -61,8 +56,8 @@ class PdfReader:
                 self._worker = None
                 if self._is_closed:
                     raise
-                return PageFindings()
-        assert isinstance(findings, PageFindings)  # noqa: S101 - the worker sends nothing else
+                return None
+        assert findings is None or isinstance(findings, dict)  # noqa: S101 - the worker sends nothing else
         return findings
 
     def close(self) -> None:

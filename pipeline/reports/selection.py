@@ -1,4 +1,4 @@
-"""The files of a report job: selected once from the published catalog, then fixed."""
+"""The files of a report job: selected once from the published catalog, then fixed, in batches, one for each PDF."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.errors import SettingsError
-from pipeline.lake.reader import fetch_dicts
-from pipeline.lake.request_log import ReportJobFile
-from pipeline.lake.user_query import check_query, translate_query_errors
+from pipeline.lake.file_names import to_safe_part
+from pipeline.lake.reader import check_query, fetch_dicts, translate_query_errors
+from pipeline.lake.request_log import ReportBatch, ReportJobFile
 from pipeline.reports.models import CatalogState, ManifestDeletions
+from schemas.requests import MAX_REPORT_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 SelectionKind = Literal["where", "sql", "ids", "reference"]
 _ID: Final = re.compile(r"-?\d{1,19}")
 _ID_COLUMNS: Final = ("file_id", "id")
+_MIN_LABEL_DIGITS: Final = 4
 _NULL_GROUP: Final = "NULL"
 _LISTED_REFERENCES: Final = pa.schema([("reference", pa.string()), ("position", pa.int64())])
 
@@ -178,3 +180,32 @@ def describe_unorderable(selected: Sequence[ReportJobFile]) -> list[str]:
         for file in selected
         if file.reason is not None
     ]
+
+
+def make_batches(
+    files: Sequence[ReportJobFile], max_files: int = MAX_REPORT_FILES, existing: Sequence[ReportBatch] = ()
+) -> list[ReportBatch]:
+    """Return batches of at most `max_files` for the files that have no reason, in their order.
+
+    No batch mixes two groups. `existing`: the files left these batches of the job. The labels of the new ones sort
+    after theirs.
+    """
+    contents: list[tuple[str | None, list[int]]] = []
+    for file in files:
+        if file.reason is not None or file.file_id is None:
+            continue
+        if not contents or contents[-1][0] != file.group_name or len(contents[-1][1]) == max_files:
+            contents.append((file.group_name, []))
+        contents[-1][1].append(file.file_id)
+    first = max((batch.batch for batch in existing), default=0) + 1
+    digits = max(_MIN_LABEL_DIGITS, len(str(first + len(contents) - 1)))
+    return [
+        ReportBatch(number, f"{'r' if existing else ''}{number:0{digits}}", group, files=tuple(ids))
+        for number, (group, ids) in enumerate(contents, first)
+    ]
+
+
+def name_pdf(batch: ReportBatch) -> str:
+    """Return a PDF's name of scanlake's own ids: letters and digits of any script, `-`, `_` and `.`."""
+    group = "report" if batch.group_name is None else to_safe_part(batch.group_name) or "_"
+    return f"{group}-{batch.label}.pdf"

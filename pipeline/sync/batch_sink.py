@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from pipeline.lake.models import Commit, WindowRecord
-from pipeline.sync.batch_writer import BatchWriter
+from pipeline.sync.batch_writer import BatchWriter, WriteRequest
 from pipeline.sync.watermark import add_completed_windows
-from pipeline.sync.worker_thread import WorkerThread
-from pipeline.sync.writer_process import WriteRequest
 
 if TYPE_CHECKING:
     from pipeline.client.clock import ServiceClock
@@ -18,15 +16,13 @@ if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
     from pipeline.lake.models import RunProgress, RunRecord
     from pipeline.settings import Settings
-    from pipeline.sync.writer_process import WriteResult
+    from pipeline.sync.batch_writer import WriteResult
+    from pipeline.sync.worker_thread import WorkerThread
     from schemas.file_versions import FileVersion
 
 
 class BatchSink:
-    """Writes and commits the batches of one run. Owns the batch writer and the sequence of commits.
-
-    Parts are written on a thread of the sink, while the batch before is committed on the ledger's thread.
-    """
+    """Writes and commits the batches of one run, on the ledger's thread. Owns the batch writer."""
 
     def __init__(
         self, lake: Lake, settings: Settings, run_id: str, ledger_thread: WorkerThread, clock: ServiceClock
@@ -37,12 +33,9 @@ class BatchSink:
         self._ledger_thread = ledger_thread
         self._clock = clock
         self._writer = BatchWriter(lake.layout)
-        self._writer_thread = WorkerThread("writer")
         self.texts_from_list = False
-        self.has_detail_forms = False
         self._definitions: set[str] = set()
-        self._last_commit_seq = 0
-        self._committed_seq = 0  # of the last batch
+        self._has_lost_batch = False  # the writer may have rows of a batch that was not committed
         self.is_flush_due = False
         """Whether the next batch must leave no rows pending, so that a publish can follow."""
 
@@ -56,15 +49,14 @@ class BatchSink:
 
     async def write(self, batch: CommitBatch) -> WriteResult:
         """Write the parts of a batch. They count from `commit` on."""
-        return await self._writer_thread.call(self._write, batch)
+        return await self._ledger_thread.call(self._write, batch)
 
     def _write(self, batch: CommitBatch) -> WriteResult:
-        # The commit of the batch before may still be on its way to the ledger.
-        self._last_commit_seq = max(self._last_commit_seq + 1, self._lake.ledger.next_commit_seq())
+        self._has_lost_batch = True
         request = WriteRequest(
             _sort_versions(batch),
             self._run_id,
-            self._last_commit_seq,
+            self._lake.ledger.next_commit_seq(),
             frozenset(self._definitions),
             self.texts_from_list,
             flush=self.is_flush_due,
@@ -72,7 +64,6 @@ class BatchSink:
         self.is_flush_due = False
         written = self._writer.write(request)
         self._definitions |= written.definitions
-        self.has_detail_forms |= written.has_detail_forms
         return written
 
     async def commit(
@@ -108,18 +99,19 @@ class BatchSink:
                 progress=progress,
             )
         )
-        self._committed_seq = written.commit_seq
+        self._has_lost_batch = False
 
     async def finish_rows(self) -> None:
         """Write the pending rows of the committed batches, and end the writer process, whose memory is then free.
 
         Call it when no batch is on its way. After a failed write or commit the lake has the rows rebuilt.
         """
-        if self._committed_seq == self._last_commit_seq:
-            parts = await self._writer_thread.call(self._writer.flush)
-            if parts:
-                await self._ledger_thread.call(self._lake.ledger.add_rows, parts)
-        await self._writer_thread.call(self._writer.close)
+        await self._ledger_thread.call(self._finish_rows)
+
+    def _finish_rows(self) -> None:
+        if not self._has_lost_batch and (parts := self._writer.flush()):
+            self._lake.ledger.add_rows(parts)
+        self._writer.close()
 
     def new_commit(self, commit_seq: int | None = None) -> Commit:
         """Return an empty commit of the run: with the number of its rows, otherwise with the next one."""
@@ -127,9 +119,8 @@ class BatchSink:
         return Commit(commit_seq=number, run_id=self._run_id, at=self._clock.now_or_local())
 
     async def close(self) -> None:
-        """End the writer process, if there is one, and the thread."""
-        with self._writer_thread:
-            await self._writer_thread.call(self._writer.close)
+        """End the writer process, if there is one."""
+        await self._ledger_thread.call(self._writer.close)
 
 
 def _sort_versions(batch: CommitBatch) -> tuple[FileVersion, ...]:

@@ -23,7 +23,7 @@ from pipeline.lake.layout import LakeLayout
 from pipeline.lake.parts import RAW_TABLE, encode_documents
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.sync.crawl_runner import crawl_options
-from pipeline.sync.regular_verify import is_due
+from pipeline.sync.verify import is_due
 from pipeline.sync.watermark import remove_lookback
 from schemas.file_versions import FileVersion, version_digest
 from schemas.requests import FileQuery
@@ -90,8 +90,9 @@ async def plan_sync(settings: Settings, token: str) -> SyncPlan:
             if cost.document_bytes is None:
                 cost = await _sample_cost(client, options, sum(listed for listed, _, _ in samples))
         files = refetches + sum(to_fetch for _, to_fetch, _ in samples)
-        list_calls = 1 + bool(in_lake) + refetches + sum(_count_list_calls(options, listed) for listed, _, _ in samples)
-        detail_calls = 0 if options.fetch_details == "never" else files
+        list_calls = 1 + refetches + sum(_count_list_calls(options, listed) for listed, _, _ in samples)
+        # One more shows that the service has the files of this lake.
+        detail_calls = 0 if options.fetch_details == "never" else files + bool(in_lake)
         rate = cost.calls_per_second
         return SyncPlan(
             kind="first" if ledger is None or ledger.properties.watermark is None else "incremental",
@@ -121,7 +122,7 @@ def _list_windows(ledger: LedgerQueries, settings: Settings) -> list[Window]:
     coverage, properties = ledger.coverage(), ledger.properties
     if properties.watermark is not None and properties.lookback_due:
         coverage = remove_lookback(coverage, properties.watermark, int(settings.lookback_seconds))
-    return list(uncovered_windows(coverage, None, None))
+    return uncovered_windows(coverage)
 
 
 def _read_cost(ledger: LedgerQueries) -> _FileCost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
@@ -11,6 +12,7 @@ import structlog
 from msgspec.structs import asdict, replace
 
 from pipeline.client.factory import create_client
+from pipeline.crawl.models import RefetchRequest, parse_reference
 from pipeline.errors import (
     LakeCorruptedError,
     ProtocolError,
@@ -27,24 +29,21 @@ from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.models import RunRecord
 from pipeline.lake.rollback import check_not_paused
 from pipeline.logs import get_logger
-from pipeline.sync.account_check import check_tenants
 from pipeline.sync.batch_sink import BatchSink
 from pipeline.sync.crawl_runner import CrawlRunner, crawl_options
 from pipeline.sync.differences import has_lost_too_many
-from pipeline.sync.lang_probe import find_texts_source
-from pipeline.sync.target import repair_watermark, target_by_clock, warn_of_clock
+from pipeline.sync.service_checks import check_same_account, find_texts_source
+from pipeline.sync.watermark import repair_watermark, target_by_clock, warn_of_clock
 from pipeline.sync.worker_thread import WorkerThread
 from pipeline.version import __version__
-from schemas.includes import INCLUDES
 from schemas.requests import FileQuery
 from schemas.timestamps import SECOND, new_run_id, now_us
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from pipeline.client.client import Client
-    from pipeline.crawl.batcher import Commit
-    from pipeline.crawl.models import CommitBatch, Identity, RefetchRequest
+    from pipeline.crawl.models import CommitBatch, Identity
     from pipeline.crawl.windows import Window
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger import Ledger
@@ -109,10 +108,7 @@ class RunSession:
         self.sink = BatchSink(lake, settings, self.run_id, ledger_thread, client.clock)
         self._lookup_thread = lookup_thread
         self._started = self._published = self._target_fixed_at = time.monotonic()
-        self._is_catalog_current = False
         self.list_is_empty = False  # as the first call has found
-        self.is_account_proven = False
-        """Whether the tenants of the service's uploads are the lake's, or new ones are accepted."""
 
     @property
     def ledger(self) -> Ledger:
@@ -156,6 +152,8 @@ class RunSession:
             raise
         _check_same_service(self.ledger, self.settings, accept_new_base_url=accept_new_base_url)
         repair_watermark(self.ledger)
+        if self._is_behind():  # an earlier run was killed between commit and publish: the next commit publishes
+            self._published = -math.inf
         self.sink.load_definitions()
         self.ledger.begin_run(self.record)
 
@@ -167,7 +165,10 @@ class RunSession:
         page = await self.client.list_files(FileQuery(limit=1))
         self.crawls.files_in_service = page.total
         self.list_is_empty = not page.items
-        self.sink.prestart((page.total or 0) - await self.ledger_thread.call(self.ledger.count_file_versions))
+        stored = await self.ledger_thread.call(self.ledger.count_file_versions)
+        if await self.ledger_thread.call(self.watermark_us) is None:
+            self.crawls.files_before = stored
+        self.sink.prestart((page.total or 0) - stored)
         warn_of_clock(self.client.clock)
         self._target_fixed_at = time.monotonic()
         return target_by_clock(self.client.clock, self.settings, at=self._target_fixed_at)
@@ -185,6 +186,11 @@ class RunSession:
                 hint="Nothing was changed. Check the token and the service; if the files were deleted, run"
                 " `scanlake verify --accept-deletions` (with --accept-new-base-url, if that is new).",
             )
+
+    async def check_same_account(self) -> None:
+        """Raise `SettingsError` if nothing shows that the service has the lake's files; see `service_checks`."""
+        may_fetch_details = self.settings.fetch_details != "never"
+        await check_same_account(self.client, self.lake, self.ledger_thread, may_fetch_details=may_fetch_details)
 
     async def bind_lake(self) -> None:
         """Record service and language as those of the lake.
@@ -209,28 +215,17 @@ class RunSession:
         renews_links: bool = False,
     ) -> None:
         """Read `windows` up to the target watermark and commit the files that the lake does not have."""
-        publishing = asyncio.ensure_future(self.ledger_thread.call(self._publish_if_behind))
 
-        async def store(batch: CommitBatch) -> Commit:
-            if publishing.done():
-                publishing.result()  # a catalog that cannot be written ends the run before more is fetched
+        async def store(batch: CommitBatch) -> None:
             written = await self.sink.write(batch)
-            if written.digests:
-                await self.prove_account(written.tenants)
-            if self.settings.strict:
-                await self.ledger_thread.call(self._refuse_new_misfits, written.drift)
-
-            async def commit() -> None:
-                self.crawls.stats.rejects += len(written.rejects)
-                await self.sink.commit(batch, written, self._count_so_far(), self.crawls.read_progress())
-                if time.monotonic() - self._published <= PUBLISH_EVERY_SECONDS:
-                    return
-                if written.rows_pending:
-                    self.sink.is_flush_due = True
-                else:
-                    await self.ledger_thread.call(self.publish, complete=False)
-
-            return commit
+            self.crawls.stats.rejects += len(written.rejects)
+            await self.sink.commit(batch, written, self._count_so_far(), self.crawls.read_progress())
+            if time.monotonic() - self._published <= PUBLISH_EVERY_SECONDS:
+                return
+            if written.rows_pending:
+                self.sink.is_flush_due = True
+            else:
+                await self.ledger_thread.call(self.publish, complete=False)
 
         identity = await self.ledger_thread.call(self.identity)
         await self._choose_texts_source(identity)
@@ -239,36 +234,11 @@ class RunSession:
             await self.crawls.run(
                 windows, store, self.lookup_versions, target=target, options=options, refetches=refetches
             )
-            await self.sink.finish_rows()
         except BaseException:
             with suppress(ScanlakeError):  # the rows can be rebuilt
                 await self.sink.finish_rows()
-            await asyncio.wait({publishing})  # the error that stopped the crawl is the one to raise
-            if not publishing.cancelled():
-                publishing.exception()
             raise
-        await publishing
-
-    async def prove_account(self, tenants: frozenset[int] = frozenset()) -> None:
-        """Raise `SettingsError` before anything is stored, if tenants show another account; record new tenants."""
-        if not self.is_account_proven and self.settings.fetch_details != "never":
-            await check_tenants(self.client, self.lake, self.ledger_thread, tenants)
-            self.is_account_proven = True
-        await self.ledger_thread.call(self._record_tenants, tenants)
-
-    def _record_tenants(self, tenants: frozenset[int]) -> None:
-        if not tenants.issubset(known := self.ledger.properties.tenants):
-            self.ledger.set_properties(tenants=sorted(tenants.union(known)))
-
-    def _refuse_new_misfits(self, drift: Mapping[tuple[str, str, str], int]) -> None:
-        """Raise `ProtocolError` if values do not fit a column that every value of the lake has fitted so far."""
-        known = self.ledger.misfit_keys()
-        for (table, key, kind), count in sorted(drift.items()):
-            if kind == "type_mismatch" and (table, key) not in known:
-                raise ProtocolError(
-                    f"{table}.{key}: {pluralize(count, 'value')} of another type than the interface has.",
-                    hint="Run without strict to store such values as they are; meta.misfits then lists them.",
-                )
+        await self.sink.finish_rows()
 
     async def _choose_texts_source(self, identity: Identity) -> None:
         """Find out, once per run, whether list or detail has the texts in `lang`."""
@@ -280,6 +250,19 @@ class RunSession:
         self.sink.texts_from_list = source == "list"
         await self.ledger_thread.call(self.ledger.set_properties, texts_from=source)
         _log.info("lang.texts_from", source=source, lang=self.settings.lang)
+
+    async def read_refetch_requests(self) -> list[RefetchRequest]:
+        """Return the files that a run fetches again: rejected files, and those of the refetch queue."""
+        return [
+            RefetchRequest(
+                request.file_id,
+                None if request.document is None else parse_reference(request.document),
+                request.updated_at,
+                # Only a list item can replace the list item of a file that is no longer listed.
+                request.document if request.is_list_item else None,
+            )
+            for request in await self.ledger_thread.call(self.ledger.refetch_requests)
+        ]
 
     async def lookup_versions(self, file_ids: Sequence[int]) -> dict[int, FileVersionRecord]:
         """Return the stored versions of some files."""
@@ -294,25 +277,10 @@ class RunSession:
 
     def finish(self, state: str, error: str | None = None) -> SnapshotRecord:
         """Record the run's result, publish a snapshot, and delete expired snapshots and parts."""
-        self._record_missing_includes()
         self.ledger.update_run(**asdict(self.update_record(state, error)))
         snapshot = self.publish(complete=state == "done")
         retention.expire_snapshots(self.lake.layout, self.ledger, self.settings, now=time.time())
         return snapshot
-
-    def _record_missing_includes(self) -> None:
-        """Record, and warn of, left-out includes that the list alone serves: no other call brings them."""
-        properties = self.ledger.properties
-        has_detail_forms = properties.has_detail_forms or self.sink.has_detail_forms
-        missing = missing_includes(self.settings, has_detail_forms=has_detail_forms)
-        if missing != properties.missing_includes or has_detail_forms != properties.has_detail_forms:
-            self.ledger.set_properties(missing_includes=missing, has_detail_forms=has_detail_forms)
-        if missing:
-            _log.warning(
-                "include.left_out",
-                includes=", ".join(missing),
-                hint="Only the list has them, so the lake has none. Add them to `includes`, then run sync --full.",
-            )
 
     def _record_failure(self, error: ScanlakeError) -> None:
         """Record the failure and publish what was committed, if anything was. A full disk may prevent either."""
@@ -337,15 +305,6 @@ class RunSession:
         self._published = time.monotonic()
         _log.info("snapshot.published", snapshot=snapshot.snapshot, files=snapshot.files, complete=complete)
         return snapshot
-
-    def _publish_if_behind(self) -> None:
-        """Publish before the first commit if the catalog is behind, during the fetch of the first files.
-
-        An earlier run was killed between commit and publish.
-        """
-        if not self._is_catalog_current and self._is_behind():
-            self.publish(complete=False)
-        self._is_catalog_current = True
 
     def _is_behind(self) -> bool:
         """Whether the catalog lacks a commit. A lake without commits needs no catalog yet."""
@@ -396,17 +355,6 @@ class RunSession:
         )  # fmt: skip
         fields = {name: getattr(self.record, name) for name in names}
         _log.info("run.finished", **fields, requests=self.client.stats.requests, seconds=self.record.seconds)
-
-
-def missing_includes(settings: Settings, *, has_detail_forms: bool) -> tuple[str, ...]:
-    """Return the left-out includes that no detail call makes up for.
-
-    Details are full information but for geocoding (4.1) and, in many deployments, forms.
-    """
-    served: set[str] = set(settings.includes)
-    if settings.fetch_details != "never":
-        served.update(("uploads", "fields", "locations", "workflows"), ("forms",) * has_detail_forms)
-    return tuple(name for name in INCLUDES if name not in served)
 
 
 def _check_same_service(ledger: Ledger, settings: Settings, *, accept_new_base_url: bool) -> None:

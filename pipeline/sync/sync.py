@@ -10,11 +10,8 @@ from msgspec.structs import replace
 from pipeline.crawl.models import SharedFileIdError
 from pipeline.crawl.windows import ALL_TIME, Window, uncovered_windows
 from pipeline.errors import TimeLimitReachedError
-from pipeline.sync.account_check import check_same_account
-from pipeline.sync.refetches import read_refetch_requests
 from pipeline.sync.run import open_run
-from pipeline.sync.target import correct_watermark
-from pipeline.sync.watermark import add_read_windows, advance, cap_target, remove_lookback
+from pipeline.sync.watermark import add_read_windows, advance, cap_target, correct_watermark, remove_lookback
 from schemas.timestamps import SECOND, to_datetime
 
 if TYPE_CHECKING:
@@ -81,11 +78,12 @@ async def sync(
     ) as run:
         target = await run.fix_target_watermark()
         await run.check_list_has_not_shrunk()
-        may_fetch_details = settings.fetch_details != "never"
-        await check_same_account(run.client, lake, run.ledger_thread, may_fetch_details=may_fetch_details)
+        await run.check_same_account()
         await run.bind_lake()
+        if time_range.is_explicit:
+            run.crawls.files_before = None  # of such a part the number of files is unknown
         windows = await run.ledger_thread.call(_choose_windows, run, time_range)
-        refetches = await run.ledger_thread.call(read_refetch_requests, run.ledger)
+        refetches = await run.read_refetch_requests()
         try:
             try:
                 await run.crawl_and_commit(windows, target=target, refetches=refetches, renews_links=time_range.full)
@@ -108,7 +106,7 @@ def _choose_windows(run: RunSession, time_range: TimeRange) -> list[Window]:
         return [ALL_TIME]
     if time_range.is_explicit:
         return [Window(time_range.since, time_range.until)]
-    return uncovered_windows(coverage, None, None)
+    return uncovered_windows(coverage)
 
 
 def _finish(run: RunSession, windows: Sequence[Window], target: int) -> SyncSummary:

@@ -18,11 +18,10 @@ from pipeline.client.protocol import Detail, NotFound
 from pipeline.crawl.details import detail_for_key, max_deletions
 from pipeline.crawl.models import CrawlOptions, RefetchRequest, SharedFileIdError, parse_reference
 from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps
-from pipeline.errors import ProtocolError, ScanlakeError, SettingsError
+from pipeline.errors import ScanlakeError, SettingsError, TimeLimitReachedError
 from pipeline.lake.models import VerificationRecord
 from pipeline.lake.part_rows import read_details
 from pipeline.logs import get_logger
-from pipeline.sync.account_check import check_same_account
 from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.differences import (
     Differences,
@@ -32,11 +31,10 @@ from pipeline.sync.differences import (
     select_rotating_share,
     shrunken_list_error,
 )
-from pipeline.sync.refetches import read_refetch_requests
 from pipeline.sync.run import open_run
 from schemas.file_versions import Tombstone, same_content
 from schemas.requests import MAX_LIMIT
-from schemas.timestamps import SECOND, to_datetime
+from schemas.timestamps import DAY, SECOND, now_us, to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,15 +42,46 @@ if TYPE_CHECKING:
 
     from pipeline.crawl.models import CommitBatch
     from pipeline.lake.lake import Lake
+    from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.lake.models import FileVersionRecord
     from pipeline.progress import Progress
     from pipeline.settings import Settings
     from pipeline.sync.run import RunSession
+    from pipeline.sync.sync import SyncSummary
 
 _log = get_logger()
 _MAX_KNOWN_FILES_PER_WINDOW: Final = MAX_LIMIT * 9 // 10
 """Stored files per window. The rest of a page is room for files that the lake does not have."""
 _FILES_PER_ROUND: Final = 256  # files fetched by id concurrently; the rate limiter decides how many at a time
+
+
+class VerifyStopped(Struct, frozen=True):
+    """A regular verify that ended at `max_duration_seconds`: a planned stop, without a result."""
+
+    error: str
+    state: str = "stopped"
+
+
+def is_due(ledger: LedgerQueries, settings: Settings) -> bool:
+    """Return whether the last verify, or the first sync, was more than `verify_every_days` ago."""
+    last = ledger.properties.verified_or_synced_at
+    days = settings.verify_every_days
+    return bool(days) and last is not None and abs(now_us() - last) >= days * DAY  # a wrong clock may have set it
+
+
+async def verify_if_due(
+    lake: Lake, settings: Settings, token: str, summary: SyncSummary, progress: Progress
+) -> VerifyResult | VerifyStopped | None:
+    """Verify after a sync; return None if that is not due, or if the sync was stopped.
+
+    At `max_duration_seconds` the verify stops and stays due for the next sync. Raises a `ScanlakeError`.
+    """
+    if summary.state != "done" or not is_due(lake.ledger, settings):
+        return None
+    try:
+        return await verify(lake, settings, token, VerifyMode(), progress)
+    except TimeLimitReachedError as limit:
+        return VerifyStopped(limit.message)
 
 
 class VerifyMode(Struct, frozen=True):
@@ -72,10 +101,10 @@ class VerifyMode(Struct, frozen=True):
 class VerifyResult(Struct, frozen=True):
     """A verification: counts of files, the first ids of each kind of difference, and the calls that it took.
 
-    `consistent`: lake and service agree, after the repair unless the mode was check only. `missing_includes` were not
-    compared: the lake has none. `rejects` are files whose details could not be fetched, and list items without a usable
-    id. `untimed` files have no update time in the list, so their details are compared; `uncompared` are files whose
-    details were to be compared and are not. `unproven` files are in no list that was consistent, and not deleted.
+    `consistent`: lake and service agree, after the repair unless the mode was check only. `rejects` are
+    files whose details could not be fetched, and list items without a usable id. `untimed` files have no update time in
+    the list, so their details are compared; `uncompared` are files whose details were to be compared and are not.
+    `unproven` files are in no list that was consistent, and not deleted.
     """
 
     run_id: str
@@ -97,7 +126,6 @@ class VerifyResult(Struct, frozen=True):
     requests: Mapping[str, int]
     seconds: float
     snapshot: int
-    missing_includes: Sequence[str]
     rejects: int
     untimed: int
     uncompared: int
@@ -130,21 +158,15 @@ class _Verify:
         self._untimed: list[int] = []
         self._uncompared = 0
         self._new_files: set[int] = set()
-        self._file_count = self._items_without_id = 0
-        self._moved_back = 0  # files whose update time is earlier in the service than in the lake
+        self._items_without_id = 0
 
     async def run(self) -> VerifyResult:
         run = self._run
         self._target = await run.fix_target_watermark()
         is_certain = self._mode.accept_deletions and not self._mode.accept_new_base_url
         if not is_certain and not run.list_is_empty:
-            may_fetch_details = run.settings.fetch_details != "never"
-            await check_same_account(run.client, run.lake, run.ledger_thread, may_fetch_details=may_fetch_details)
-            await run.prove_account()
-        run.is_account_proven = True
+            await run.check_same_account()
         if not self._mode.check_only:
-            if is_certain:  # the tenants of what is stored from now on are the lake's
-                await run.ledger_thread.call(run.ledger.set_properties, tenants=())
             await run.bind_lake()
         seen_files = await self._compare_list()
         unproven = list(run.crawls.unproven)
@@ -166,7 +188,6 @@ class _Verify:
         run = self._run
         files = await run.ledger_thread.call(lambda: list(run.ledger.iter_files()))
         seen_files = SeenFiles(file_id for file_id, _ in files)
-        self._file_count = len(seen_files)
         seconds = sorted(updated_at // SECOND for _, updated_at in files if updated_at is not None)
         windows = split_by_timestamps(ALL_TIME, seconds, _MAX_KNOWN_FILES_PER_WINDOW)
         options = replace(
@@ -174,7 +195,6 @@ class _Verify:
             fetch_details="never",
             includes=(),
             compare_updated_at_only=True,
-            max_rejects=None,
         )
         watermark = await run.ledger_thread.call(run.watermark_us)
         self._limit_us = self._target * SECOND
@@ -213,26 +233,11 @@ class _Verify:
             elif version.updated_at is None:
                 seen_files.mark_untimed(version.file_id)
                 continue
-            else:
-                self._count_moved_back(stored[version.file_id].updated_at or 0, version.updated_at)
             if version.updated_at is not None and version.updated_at >= self._limit_us:
                 kind = self._differences.changed_meanwhile
             else:
                 kind = self._differences.missing if is_new else self._differences.stale
             kind[version.file_id] = version.updated_at
-
-    def _count_moved_back(self, stored_at: int, listed_at: int) -> None:
-        """Raise if too many files are older in the service than in the lake: it is another account, or a backup.
-
-        An update time in the future was wrong when it was stored; that it is older now is a repair.
-        """
-        self._moved_back += listed_at < stored_at <= self._target * SECOND
-        if self._moved_back > max_deletions(self._file_count):
-            raise ProtocolError(
-                f"The service has earlier update times than the lake for more than {self._moved_back - 1:,} files.",
-                hint="Nothing was changed. Check that the token is of the same account; if the service was restored"
-                " from a backup, run `scanlake sync --full`.",
-            )
 
     async def _find_deleted(self, seen_files: SeenFiles, unproven: Sequence[Window]) -> None:
         """Find deleted files: the complete list does not show them, and the service does not find them by id."""
@@ -345,7 +350,7 @@ class _Verify:
         file_count = await run.ledger_thread.call(run.ledger.count_files)
         page_size = CrawlOptions(includes=run.settings.includes).query().page_size
         windows = plan_repair_windows(updates, max_windows=1 + (file_count + len(updates)) // page_size)
-        refetches = [*await run.ledger_thread.call(read_refetch_requests, run.ledger), *differences.details]
+        refetches = [*await run.read_refetch_requests(), *differences.details]
         if windows or refetches:
             await run.crawl_and_commit(windows, target=self._target, refetches=refetches)
 
@@ -385,7 +390,6 @@ class _Verify:
         _log.info("verification.recorded", consistent=verification.consistent, files_in_service=files_in_service)
         counts = run.client.stats
         requests = {"list": counts.list, "detail": counts.detail, "total": counts.requests}
-        seconds, missing = run.update_record("done").seconds, run.ledger.properties.missing_includes
         at, watermark = verification.verified_at, verification.watermark
         values = asdict(verification) | {
             "verified_at": to_datetime(at),
@@ -395,9 +399,8 @@ class _Verify:
         return VerifyResult(
             **values,
             requests=requests,
-            seconds=seconds,
+            seconds=run.update_record("done").seconds,
             snapshot=snapshot.snapshot,
-            missing_includes=missing,
             rejects=rejects,
             untimed=len(self._untimed),
             uncompared=self._uncompared,

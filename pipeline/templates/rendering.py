@@ -13,7 +13,6 @@ from markupsafe import Markup, escape
 from pipeline.formatting import (
     escape_control_characters,
     format_age,
-    format_bytes,
     format_count,
     format_csp_hash,
     format_decimal,
@@ -90,7 +89,6 @@ ENVIRONMENT: Final = Environment(
 )
 ENVIRONMENT.filters |= {
     "age": format_age,
-    "bytes": format_bytes,
     "count": format_count,
     "decimal": format_decimal,
     "exact": escape,  # for an address or the text of a box: the value itself, escaped

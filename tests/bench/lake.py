@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 import duckdb
 
+from pipeline.lake.compaction import run_compaction
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import Commit
-from pipeline.maintenance.compact import run_compaction
 from pipeline.settings import Settings
 from schemas.file_versions import FileVersion
 from schemas.tables import BY_NAME

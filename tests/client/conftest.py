@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import pytest
 
+from pipeline.client.calls import TimeSource
 from pipeline.client.client import Client
 from pipeline.client.options import ClientOptions
-from pipeline.client.retry import TimeSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable

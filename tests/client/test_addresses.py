@@ -22,7 +22,7 @@ from pipeline.client.allowed_urls import (
     origin,
     resolve_named_url,
 )
-from pipeline.client.downloads import DownloadedReport
+from pipeline.client.downloader import DownloadedReport
 from pipeline.client.options import check_base_url
 from pipeline.errors import ProtocolError, SettingsError
 from pipeline.urls import normalize_host, parse_address

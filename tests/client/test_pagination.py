@@ -1,4 +1,4 @@
-"""Whether there is a next page, in every spelling, and files of all pages as typed objects."""
+"""Whether there is a next page, in every spelling, and files of all pages as their bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.client import Client, File, Upload
+from pipeline.client.client import Client
 from pipeline.client.protocol import Response, parse_list
 from pipeline.emulator import Emulator, make_quirks
 from schemas.requests import FileQuery
@@ -81,30 +81,6 @@ pytestmark = pytest.mark.virtual_time
 SEED = 11
 
 
-async def test_a_search_yields_typed_files_with_their_children() -> None:
-    """Each file of all pages comes once, as a `File` with typed children and instants."""
-    async with Emulator(130, seed=SEED) as emulator, Client(emulator.base_url, emulator.token) as client:
-        files = [file async for file in client.search_files(FileQuery(include=("uploads", "workflows")))]
-        truth = {file["id"]: file for file in emulator.truth()}
-    assert sorted(file.id or 0 for file in files) == sorted(truth)
-    first = next(file for file in files if file.uploads)
-    sent = truth[first.id]
-    assert isinstance(first.uploads[0], Upload)
-    assert [upload.id for upload in first.uploads] == [each["id"] for each in sent["item"]["uploads"]]
-    assert first.updated_at == sent["updated"]
-
-
-async def test_reading_a_file_gives_a_typed_file_or_none() -> None:
-    """`read_file` returns the whole file; None for a file that the service does not have."""
-    async with Emulator(20, seed=SEED) as emulator, Client(emulator.base_url, emulator.token) as client:
-        truth = next(each for each in emulator.truth() if each["detail"]["uploads"])
-        file = await client.read_file(truth["id"])
-        assert isinstance(file, File)
-        assert file.scan_code == truth["scan_code"]
-        assert [each.image_path for each in file.uploads] == [each["image_path"] for each in truth["detail"]["uploads"]]
-        assert await client.read_file(5) is None
-
-
 @pytest.mark.parametrize(
     ("files", "limit", "settings", "fewest", "most"),
     [(200, 20, {"order": "shuffled"}, 21, 199), (130, 250, {"paging": "bare", "page_cap": 40}, 130, 130)],
@@ -116,7 +92,7 @@ async def test_no_file_comes_twice(files: int, limit: int, settings: dict[str, A
         Emulator(files, seed=SEED, quirks=make_quirks(settings=settings)) as emulator,
         Client(emulator.base_url, emulator.token) as client,
     ):
-        ids = [file.id async for file in client.search_files(FileQuery(limit=limit))]
+        ids = [file.id async for page in client.iter_pages(FileQuery(limit=limit)) for file in page.items]
         assert fewest <= len(set(ids)) == len(ids) <= most
         assert emulator.counts["list"] == (10 if limit == 20 else 5)
 
@@ -125,7 +101,7 @@ async def test_instances_that_share_an_id_are_different_files() -> None:
     """Two entries with one id and two instance ids are two files."""
     quirks = make_quirks("instances")
     async with Emulator(120, seed=SEED, quirks=quirks) as emulator, Client(emulator.base_url, emulator.token) as client:
-        files = [file async for file in client.search_files(FileQuery())]
+        files = [file async for page in client.iter_pages(FileQuery()) for file in page.items]
         assert len(files) == 120
         assert len({file.id for file in files}) < 120
-        assert {file.file_id for file in files} == {each["key"] for each in emulator.truth()}
+        assert {file.instance_id for file in files} == {each["key"] for each in emulator.truth()}

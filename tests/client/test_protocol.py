@@ -8,7 +8,6 @@ from email.utils import formatdate
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +16,6 @@ from pipeline.client.error_bodies import describe_status
 from pipeline.client.errors import AttemptError, RequestRejectedError, ThrottledError
 from pipeline.client.protocol import (
     Detail,
-    ListItem,
     Response,
     parse_detail,
     parse_list,
@@ -52,21 +50,6 @@ def test_items_keep_their_exact_bytes() -> None:
     page = parse_list(reply(b'\xef\xbb\xbf{"data": [ ' + b",".join(raws) + b"]}"))
     assert [item.raw for item in page.items] == raws
     assert [(item.id, item.updated_at) for item in page.items] == [(7, None), (8, MICROS), *[(None, None)] * 3]
-
-
-def test_a_document_becomes_a_typed_object() -> None:
-    """A user of the client gets typed objects; a value of another type is named by its key, never shown."""
-    page = parse_list(
-        reply(b'{"data":[{"id":"7","closed":1,"uploads":[{"id":5}]},{"id":8,"uploads":[{"id":"s3cr3t"}]}]}')
-    )
-    file = page.items[0].to_model()
-    assert (file.id, file.closed, file.uploads[0].id) == (7, True, 5)
-    with pytest.raises(ProtocolError, match=r"uploads\.0\.id") as raised:
-        page.items[1].to_model()
-    assert "s3cr3t" not in str(raised.value)
-    for raw in (b"5", b'{"id":1,"x":' + b"[" * 200_000 + b"]" * 200_000 + b"}"):
-        with pytest.raises(ProtocolError):
-            ListItem(None, None, None, raw).to_model()
 
 
 @every(

@@ -109,7 +109,7 @@ async def test_calls_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
             settings = Settings(base_url=f"https://localhost:{port}", proxy=proxy.address)
             assert (await probe_service(settings, emulator.token)).files == 60
             async with create_client(settings, emulator.token) as asking:
-                ids = [item.id async for item in asking.iter_items(FileQuery())]
+                ids = [item.id async for page in asking.iter_pages(FileQuery()) for item in page.items]
                 details = await asyncio.gather(*(asking.get_file(key) for key in emulator.world.keys()))  # noqa: SIM118
     assert sorted(ids, key=str) == sorted((detail.id for detail in details if isinstance(detail, Detail)), key=str)
     assert len(proxy.asked) > 2
@@ -232,7 +232,7 @@ async def test_a_port_that_never_answers_is_given_up_soon(client: Make) -> None:
 
     async with listening(wait) as port:
         begun, base = time.monotonic(), f"https://127.0.0.1:{port}"
-        async with client(base, max_attempts=100, initial_connect_seconds=0.4) as asking:
+        async with client(base, max_attempts=100, initial_connect_seconds=0.4, connect_timeout_seconds=0.4) as asking:
             with pytest.raises(ServiceUnavailableError, match="no connection") as raised:
                 await asking.get_file(5)
     assert isinstance(raised.value, RetriesExhaustedError)

@@ -7,10 +7,11 @@ from typing import Any, Final
 
 import pytest
 
+from pipeline.client.calls import BUDGET_CAPACITY, RetryBudget, RetryPolicy, TimeSource
 from pipeline.client.client import Client
 from pipeline.client.errors import AttemptError, RequestRejectedError, ThrottledError
+from pipeline.client.options import ClientOptions
 from pipeline.client.rate_limiter import RateLimiter
-from pipeline.client.retry import BUDGET_CAPACITY, RetryBudget, RetryPolicy, TimeSource
 from pipeline.emulator import Emulator
 from schemas.requests import FileQuery, ShareRequest
 
@@ -25,7 +26,8 @@ THROTTLED: Final = ThrottledError(429, None)
 def create_policy(chance: float = 1.0, *, answered: bool = True, **options: Any) -> RetryPolicy:
     """Return a policy whose jitter is always the same share; `answered`: the service has been reached before."""
     clock = asyncio.get_running_loop().time
-    return RetryPolicy(time_source=TimeSource(clock, asyncio.sleep, lambda: chance), was_answered=answered, **options)
+    source = TimeSource(clock, asyncio.sleep, lambda: chance)
+    return RetryPolicy(ClientOptions(**options), source, was_answered=answered)
 
 
 async def fail(

@@ -8,8 +8,8 @@ import duckdb
 import pytest
 
 from pipeline.emulator import Emulator, make_quirks
-from pipeline.lake.all_catalogs import open_all_catalogs
 from pipeline.lake.lake import Lake
+from pipeline.lake.reader import open_all_catalogs
 from tests.lake.lake_builder import AT, commit
 from tests.sync.sync_harness import opened, synced
 

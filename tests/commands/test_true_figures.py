@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import duckdb
 
-from pipeline.emulator import Emulator, make_quirks
+from pipeline.emulator import Emulator
 from tests.commands.cli_process import called, variables
 from tests.constants import set_run_constants
 
@@ -78,44 +78,3 @@ async def test_shares_and_reports_take_no_snapshot(tmp_path: Path) -> None:
         assert check.code == 0, check.out + check.err
         oldest = int(earlier[0].partition(".")[0])
         assert (await called(tmp_path, "rollback", str(oldest), "--yes", **given)).code == 0
-
-
-async def test_a_left_out_include_is_said(tmp_path: Path) -> None:
-    """Where forms are left out and only the list has them, sync warns, meta.freshness says so, and verify names it."""
-    async with Emulator(15, seed=SEED) as emulator:
-        given = variables(emulator) | {"SCANLAKE_INCLUDES": "uploads,fields,locations,workflows"}
-        warned = await called(tmp_path, "sync", **given)
-        assert "include.left_out" in warned.err
-        assert "forms" in warned.err
-        assert asked(tmp_path, "SELECT missing_includes FROM meta.freshness") == [("geocoding, forms",)]
-        verified = await called(tmp_path, "verify", "--deep", "1", **given)
-        assert "without geocoding and forms" in verified.out
-        judged = await called(tmp_path, "verify", "--json", **given)
-        assert judged.json["missing_includes"] == ["geocoding", "forms"]
-        emulator.set_quirks(detail_forms="yes")  # now details make up for it
-        complete = await called(tmp_path, "sync", "--full", **given | {"SCANLAKE_INCLUDES": "uploads,geocoding"})
-        assert "include.left_out" not in complete.err
-        found = asked(tmp_path, "SELECT missing_includes, (SELECT count(*) > 0 FROM form_submits) FROM meta.freshness")
-        assert found == [(None, True)]
-
-
-async def test_strict_ends_a_run_at_the_first_new_misfit(tmp_path: Path) -> None:
-    """With --strict a value that does not fit ends the run by name; a kind that the lake knows does not."""
-    async with Emulator(30, seed=SEED, quirks=make_quirks(settings={"flags": "string"})) as emulator:
-        given = variables(emulator)
-        assert (await called(tmp_path, "sync", "--set", "strict=true", **given)).code == 0
-        emulator.set_quirks(decimals="comma")
-        emulator.world.update(emulator.world.pick_random(5))
-        refused = await called(tmp_path, "sync", "--set", "strict=true", **given)
-        assert refused.code == 6
-        assert "uploads.latitude" in refused.err
-        assert "Run without strict" in refused.err
-        assert (await called(tmp_path, "sync", **given)).code == 0
-        misfits = "SELECT DISTINCT table_name, column_name, reason FROM meta.misfits WHERE contains(value, ',')"
-        assert sorted(asked(tmp_path, misfits)) == [
-            ("uploads", "latitude", "not a number"),
-            ("uploads", "longitude", "not a number"),
-        ]
-        emulator.world.update(emulator.world.pick_random(5))
-        known = await called(tmp_path, "sync", "--set", "strict=true", **given)
-        assert known.code == 0, known.err

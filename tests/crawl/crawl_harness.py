@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from pipeline.client.protocol import ListItem
-    from pipeline.crawl.batcher import Commit, Sink
+    from pipeline.crawl.batcher import Sink
     from pipeline.crawl.models import Identity
     from pipeline.emulator.http import Response
     from schemas.file_versions import FileVersion, Reject
@@ -201,19 +201,14 @@ async def run_crawl(
     )
     if lake.watermark is not None:
         lake.coverage = remove_lookback(lake.coverage, lake.watermark, LOOKBACK)
-    windows_read = list(windows) if windows is not None else uncovered_windows(lake.coverage, None, None)
+    windows_read = list(windows) if windows is not None else uncovered_windows(lake.coverage)
     inconsistent: list[Window] = []
 
-    async def write(batch: CommitBatch) -> Commit:
-        inner_commit = None if sink is None else await sink(batch)
-
-        async def commit() -> None:
-            if inner_commit is not None:
-                await inner_commit()
-            inconsistent.extend(window.window for window in batch.windows if not window.is_consistent)
-            lake.commit(batch, run_id)
-
-        return commit
+    async def store(batch: CommitBatch) -> None:
+        if sink is not None:
+            await sink(batch)
+        inconsistent.extend(window.window for window in batch.windows if not window.is_consistent)
+        lake.commit(batch, run_id)
 
     def create_crawler(identity: Identity) -> Crawler:
         lake.identity = identity
@@ -223,12 +218,12 @@ async def run_crawl(
     crawl = create_crawler(lake.identity)
     with _recorded(lake):
         try:
-            await crawl.run(windows_read, write, newest=Window(target, None), refetches=refetches)
+            await crawl.run(windows_read, store, newest=Window(target, None), refetches=refetches)
         except SharedFileIdError:
             lake.stored.clear()
             lake.versions.clear()
             windows_read, crawl = [ALL_TIME], create_crawler("file_id")
-            await crawl.run(windows_read, write, newest=Window(target, None))
+            await crawl.run(windows_read, store, newest=Window(target, None))
     lake.coverage = add_read_windows(lake.coverage, windows_read, inconsistent, target=target)
     lake.watermark = advance(lake.watermark, lake.coverage, may_move_back=bool(inconsistent))
     return CrawlRun(crawl.stats, client.stats.list, client.stats.detail, inconsistent)

@@ -12,8 +12,7 @@ from pipeline.client.protocol import ListItem
 from pipeline.crawl import batcher
 from pipeline.crawl.batcher import Batcher
 from pipeline.crawl.details import FetchResult
-from pipeline.crawl.fetch_workers import FetchWorkers
-from pipeline.crawl.in_flight import InFlightFiles
+from pipeline.crawl.in_flight import FetchWorkers, InFlightFiles
 from pipeline.crawl.models import CrawlStats, ListedWindow
 from pipeline.crawl.windows import ALL_TIME, Window
 from pipeline.emulator import Emulator
@@ -24,7 +23,7 @@ from tests.crawl.crawl_harness import LIST_ONLY, WITH_DETAILS, FakeLake, know_no
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.crawl.batcher import Commit, Sink
+    from pipeline.crawl.batcher import Sink
     from pipeline.crawl.models import CommitBatch
     from pipeline.lake.models import FileVersionRecord
 
@@ -46,54 +45,27 @@ async def test_large_files_make_small_batches(lake: FakeLake, monkeypatch: pytes
     assert max(map(len, sizes)) < _MAX_UNITS
 
 
-async def test_nothing_is_committed_after_a_failed_commit() -> None:
-    """A batch that was being written when the commit before it failed is not committed: its window is read again."""
-    committed, first_fails, second_is_written = [], asyncio.Event(), asyncio.Event()
+async def test_nothing_is_stored_after_a_failed_commit() -> None:
+    """A batch that was collected while the one before it failed is not stored: its window is read again."""
+    stored, has_begun, may_fail = list[list[int]](), asyncio.Event(), asyncio.Event()
 
-    async def sink(batch: CommitBatch) -> Commit:
-        number = len(written)
-        written.append([version.file_id for version in batch.versions])
-        if number:
-            first_fails.set()
-            await second_is_written.wait()
+    async def sink(batch: CommitBatch) -> None:
+        stored.append([version.file_id for version in batch.versions])
+        has_begun.set()
+        await may_fail.wait()
+        raise StorageError("The disk is full.")
 
-        async def commit() -> None:
-            if not number:
-                await first_fails.wait()
-                raise StorageError("The disk is full.")
-            committed.append(number)
-
-        return commit
-
-    written: list[list[int]] = []
     batches, in_flight = await _create_batcher(sink)
     running = asyncio.create_task(batches.run())
-    for _ in range(2):
-        key = await _finish_next(batches, in_flight)
-        while len(written) < key:
-            await asyncio.sleep(0)
-    second_is_written.set()
-    with pytest.raises(StorageError) as failed:
-        await running
-    await batches.close(failed.value)
-    assert (written, committed) == ([[1], [2]], [])
-
-
-async def test_a_failed_commit_is_raised_at_once() -> None:
-    """A commit that fails ends the crawl then, not when a next batch is due, which a slow service may never bring."""
-
-    async def sink(_: CommitBatch) -> Commit:
-        async def commit() -> None:
-            raise StorageError("The disk is full.")
-
-        return commit
-
-    batches, in_flight = await _create_batcher(sink)
     await _finish_next(batches, in_flight)
+    await has_begun.wait()
+    await _finish_next(batches, in_flight)
+    may_fail.set()
     async with asyncio.timeout(10):
-        with pytest.raises(StorageError) as failed:
-            await batches.run()
+        with pytest.raises(StorageError) as failed:  # at once, not when a next batch is due
+            await running
     await batches.close(failed.value)
+    assert stored == [[1]]
 
 
 async def _create_batcher(sink: Sink) -> tuple[Batcher, InFlightFiles]:

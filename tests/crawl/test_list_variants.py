@@ -235,5 +235,3 @@ async def test_a_document_without_an_id(lake: FakeLake) -> None:
         sent = sorted(json.dumps(item).encode() for item in odd)
         assert sorted(reject.document for reject in lake.rejects_without_id) == sent
         assert result.stats.rejects == 4
-        with pytest.raises(ProtocolError, match="max_rejects"):
-            await _crawl(server, client, FakeLake(), replace(LIST_ONLY, max_rejects=3))

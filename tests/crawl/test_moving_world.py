@@ -86,7 +86,7 @@ async def test_paging_by_number_loses_files() -> None:
             before = revisions(emulator)
             emulator.start_changing(seed, pace=4.0)
             async with open_client(emulator) as client:
-                seen = {item.id async for item in client.iter_items(FileQuery(include=INCLUDES))}
+                seen = {item.id async for page in client.iter_pages(FileQuery(include=INCLUDES)) for item in page.items}
             emulator.stop_changing()
             lost += len(untouched(emulator, before) - seen)
     assert lost > 0

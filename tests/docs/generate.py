@@ -12,8 +12,7 @@ from typer.main import get_command
 from pipeline import cli
 from pipeline.settings import PREFIX, Settings
 from pipeline.settings_template import SECTIONS, render_settings_file
-from schemas.references import find_reference
-from schemas.tables import TABLES
+from schemas.tables import TABLES, find_reference
 from tests.docs.json_page import format_json_page
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.flatten import columns
+from pipeline.flatten import rows
 from schemas import value_types
 from schemas.json_decode import JsonNumber
 from schemas.tables import Column
@@ -51,14 +51,14 @@ def _judged(kind: ValueType, value: Any) -> Any:
 @pytest.fixture(autouse=True, params=[False, True], ids=["small", "large"])
 def _casts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Arrow cast as in the process of a large run, or not, as in a small one."""
-    monkeypatch.setattr(columns, "_CASTS", "pyarrow.compute" if request.param else "no library")
+    monkeypatch.setattr(rows, "_CASTS", "pyarrow.compute" if request.param else "no library")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(KINDS), _COLUMNS)
 def test_a_column_is_what_its_judge_says(kind: ValueType, values: list[Any]) -> None:
     """A column holds exactly what its judge makes of each value, and names the rows that it refuses."""
-    array, misfits = columns.build_column(_column(kind), values)
+    array, misfits = rows.build_column(_column(kind), values)
     judged = [_judged(kind, value) for value in values]
     assert array.type == _column(kind).arrow
     found = array.cast(pa.int64()) if kind is value_types.INSTANT else array
@@ -77,15 +77,15 @@ def test_a_flag_is_zero_or_one(odd: Any) -> None:
     """Zero, one, their texts and booleans are flags, side by side; a text such as `true` is none."""
     plain = [True, 0, "1", "", None, 1, False, "0"]
     flags = [True, False, True, None, None, True, False, False]
-    assert columns.build_column(_column(value_types.BOOLEAN), plain)[0].to_pylist() == flags
-    array, misfits = columns.build_column(_column(value_types.BOOLEAN), [*plain, odd])
+    assert rows.build_column(_column(value_types.BOOLEAN), plain)[0].to_pylist() == flags
+    array, misfits = rows.build_column(_column(value_types.BOOLEAN), [*plain, odd])
     assert (array.to_pylist(), misfits) == ([*flags, None], [(len(plain), "neither 0 nor 1")])
 
 
 @every("edge", ["0000-01-01T00:00:00Z", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
 def test_moments_beyond_the_years_are_misfits(edge: str) -> None:
     """Moments before the year 1 and after 9999 are no instants, and their neighbours stay."""
-    array, misfits = columns.build_column(_column(value_types.INSTANT), ["2023-12-11T15:02:51Z", edge])
+    array, misfits = rows.build_column(_column(value_types.INSTANT), ["2023-12-11T15:02:51Z", edge])
     assert array.cast(pa.int64()).to_pylist() == [1_702_306_971_000_000, None]
     assert misfits == [(1, "not a timestamp")]
 
@@ -93,7 +93,7 @@ def test_moments_beyond_the_years_are_misfits(edge: str) -> None:
 @every(("kind", "values"), product(KINDS, ([None], [None] * 600, [""], [])))
 def test_a_column_without_values_keeps_its_type(kind: ValueType, values: list[Any]) -> None:
     """A column that is all null, blank or empty has its declared type, never Arrow's null type."""
-    array, misfits = columns.build_column(_column(kind), values)
+    array, misfits = rows.build_column(_column(kind), values)
     assert array.type == _column(kind).arrow
     assert not misfits
     assert array.null_count == (0 if values == [""] and kind in {value_types.TEXT, value_types.JSON} else len(values))

@@ -229,7 +229,7 @@ def test_an_unreadable_document_is_a_reject_and_the_batch_goes_on(bad: bytes, si
 
 def test_nothing_gives_nothing() -> None:
     """An empty batch has no tables, no drift and no rejects."""
-    assert _flat([]) == FlattenResult({}, Counter(), (), frozenset(), has_detail_forms=False)
+    assert _flat([]) == FlattenResult({}, Counter(), (), frozenset())
 
 
 @every("profile", ["seen", "plain", "sparse", "contrary", "hostile", "instances"])

@@ -77,7 +77,7 @@ async def test_what_is_no_picture_is_named_and_asked_for_again_only_on_request(t
     """Pages, halves, giants and lost pictures have a row with the reason, and --retry tries them again."""
     options = {"removed_ratio": 0.1, "html_ratio": 0.1, "huge_ratio": 0.05, "broken_ratio": 0.1, "broken": "cut-json"}
     async with scene(tmp_path, 30, **options, huge_bytes=2_000_000) as here:
-        limit = set_constants({"pipeline.client.image_downloads._MAX_BYTES": 1_000_000})
+        limit = set_constants({"pipeline.client.image_client._MAX_BYTES": 1_000_000})
         answer = await here.fetch(**limit)
         truth = here.truth()
         states = {"removed": "not_found", "html": "refused", "huge": "refused", "broken": "refused"}

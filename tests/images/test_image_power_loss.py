@@ -12,8 +12,8 @@ import pytest
 from pipeline.images.image_writer import ImageSummary, ImageWriter, StoringPool
 from pipeline.images.storing import store_files
 from pipeline.lake import image_store
-from pipeline.lake.image_files import ImageFiles
 from pipeline.lake.image_records import ImageKey, ImageKind
+from pipeline.lake.image_store import ImageFiles
 from pipeline.lake.lake import Lake
 from pipeline.settings import Settings
 from tests.lake.powerloss import LEDGER, losses, recorded

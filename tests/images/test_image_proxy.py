@@ -9,11 +9,10 @@ from urllib.parse import quote, urlsplit
 import duckdb
 import pytest
 
+from pipeline.client.calls import TimeSource
 from pipeline.client.errors import RetriesExhaustedError
-from pipeline.client.image_client import ImageClient
-from pipeline.client.image_downloads import DownloadedImage, RefusedImage
+from pipeline.client.image_client import DownloadedImage, ImageClient, RefusedImage
 from pipeline.client.options import ClientOptions
-from pipeline.client.retry import TimeSource
 from pipeline.emulator import Emulator, ImageOptions
 from pipeline.errors import ExitCode
 from pipeline.lake.image_store import IncomingFile
@@ -84,7 +83,7 @@ async def test_a_proxy_is_no_way_to_private_addresses(tmp_path: Path, monkeypatc
                     link = await asking.download(link, IncomingFile(tmp_path))  # type: ignore[assignment]
                 assert isinstance(link, RefusedImage), private
                 assert "private" in link.reason
-            assert (proxy.asked, asking.stats.requests) == ([], 0)
+            assert proxy.asked == []
         # The host of the service may be a private one: the user has named it.
         for host, other in (("service.example", "images.invalid"), ("localhost", "localhost")):
             async with ImageClient(f"https://{host}", "token", options=options, time_source=TimeSource()) as asking:

@@ -11,10 +11,9 @@ from zlib import crc32
 
 import pytest
 
-from pipeline.client import image_downloads
+from pipeline.client import image_client
 from pipeline.client.errors import RetriesExhaustedError
-from pipeline.client.image_client import ImageClient
-from pipeline.client.image_downloads import DownloadedImage, ImageDownload, RefusedImage, find_type
+from pipeline.client.image_client import DownloadedImage, ImageClient, ImageDownload, RefusedImage, find_type
 from pipeline.client.options import ClientOptions
 from pipeline.client.protocol import Detail, NotFound, Response
 from pipeline.images.download import LinkRenewer, NoLink
@@ -27,7 +26,7 @@ from tests.rows import every
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipeline.client.image_downloads import ImageTarget
+    from pipeline.client.image_client import ImageTarget
 
 _TOKEN = "Tok3n-of-the-service"
 _JPEG = b"\xff\xd8\xff\xe0" + bytes(60)
@@ -114,7 +113,7 @@ async def test_what_is_no_picture_is_refused(
 
     So is a redirect to a private address, another scheme or with the token: it is checked like a link, and not asked.
     """
-    monkeypatch.setattr(image_downloads, "_MAX_BYTES", 10_000)
+    monkeypatch.setattr(image_client, "_MAX_BYTES", 10_000)
     async with scripted(lambda _: script) as server:
         result = await _ask(server, tmp_path, f"http://127.0.0.1:{server.port}/1.jpg?signature=x")
         assert isinstance(result, RefusedImage)

@@ -12,8 +12,8 @@ import pytest
 
 from pipeline.cli import main
 from pipeline.lake import compaction
+from pipeline.lake.compaction import run_compaction
 from pipeline.lake.lake import Lake
-from pipeline.maintenance.compact import run_compaction
 from tests.lake.lake_builder import AT
 from tests.processes import Answer
 

@@ -12,13 +12,13 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.lake import catalog, catalog_sql, catalog_tables, compaction
+from pipeline.lake import catalog, catalog_sql, compaction
 from pipeline.lake.catalog import compact_catalog, has_waste
 from pipeline.lake.catalog_sql import list_columns
+from pipeline.lake.compaction import is_compaction_due, run_compaction
 from pipeline.lake.integrity import find_damaged_catalogs
 from pipeline.lake.lake import Lake
 from pipeline.lake.retention import expire_snapshots
-from pipeline.maintenance.compact import is_compaction_due, run_compaction
 from pipeline.maintenance.repair import check_files
 from pipeline.settings import Settings
 from schemas.tables import TABLES
@@ -77,7 +77,7 @@ def _freshness(lake: Lake) -> tuple[object, ...]:
 @pytest.fixture(autouse=True)
 def _small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat lakes of a few rows as large ones are treated."""
-    monkeypatch.setattr(catalog_tables, "_MIN_ROWS_IN_PLACE", 0)
+    monkeypatch.setattr(catalog, "_MIN_ROWS_IN_PLACE", 0)
     monkeypatch.setattr(compaction, "MIN_SUPERSEDED", 0)
 
 
@@ -90,7 +90,7 @@ def test_a_publish_updates_the_catalog(
     A publish without new rows, a killed one and one of records alone take no snapshot and lose nothing. What a
     session wrote to the catalog is found by check, and is gone after the next publish.
     """
-    monkeypatch.setattr(catalog_tables, "_MIN_ROWS_IN_PLACE", min_rows_in_place)
+    monkeypatch.setattr(catalog, "_MIN_ROWS_IN_PLACE", min_rows_in_place)
     with Lake(tmp_path, doing="test") as lake:
         commit(lake, {}, {"workflow_definitions": [{"_definition_hash": "a"}, {"_definition_hash": "b"}]})
         _fill(lake)
@@ -211,7 +211,7 @@ def test_a_catalog_that_cannot_be_updated_is_built(tmp_path: Path, monkeypatch: 
             commit(lake, {10 + stamp: 5}, stamp=stamp)  # whose upload an update would have deleted
             with monkeypatch.context() as patch:
                 if change == "format":
-                    for module in (catalog_sql, catalog_tables):
+                    for module in (catalog_sql, catalog):
                         patch.setattr(module, "list_columns", lambda *of: list_columns(*of)[::-1])
                 _publish(lake, stamp)
             assert (_base(lake)["replaced_rows"], change) == (0, change)
@@ -299,7 +299,7 @@ def test_a_catalog_of_mostly_new_rows_is_built(tmp_path: Path) -> None:
 
 def test_an_update_of_a_large_catalog_only_adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond a size no row group is written again to merge it with those of later updates."""
-    monkeypatch.setattr(catalog_tables, "_MAX_MERGED_BYTES", 0)
+    monkeypatch.setattr(catalog, "_MAX_MERGED_BYTES", 0)
     groups = []
     with Lake(tmp_path, doing="test") as lake:
         _fill(lake)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.lake.catalog_sql import CatalogColumn
-from pipeline.lake.catalog_updates import CHANGED_FILES, update_rows
+from pipeline.lake.catalog import update_rows
+from pipeline.lake.catalog_sql import CHANGED_FILES, CatalogColumn
 from schemas.tables import UPLOADS
 
 if TYPE_CHECKING:

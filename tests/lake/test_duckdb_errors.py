@@ -12,13 +12,13 @@ import pytest
 
 from pipeline.errors import LakeCorruptedError, ScanlakeError, StorageError
 from pipeline.lake.duckdb import open_worker_connection
-from pipeline.lake.duckdb_errors import (
+from pipeline.lake.duckdb_files import (
     classify_read_error,
     is_interrupt,
+    open_instance,
     translate_duckdb_errors,
     write_error,
 )
-from pipeline.lake.duckdb_files import open_instance
 from tests.lake.corruption import file_size_limit, limited
 
 if TYPE_CHECKING:

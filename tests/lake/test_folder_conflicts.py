@@ -79,7 +79,7 @@ def test_an_export_to_a_link(two_files: Path, tmp_path: Path, monkeypatch: pytes
     assert "is not empty" in told(two_files, "export", str(link), "--format", "csv", code=2)
     told(two_files, "export", str(tmp_path / "new" / "out"), "--format", "csv")
     assert (tmp_path / "new" / "out" / "files.csv").exists()
-    monkeypatch.setattr(export, "_write_file", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(export, "write_parquet", lambda *_: 1 / 0)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ZeroDivisionError):
         export_to(tmp_path / "empty", two_files)
@@ -88,7 +88,7 @@ def test_an_export_to_a_link(two_files: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_a_folder_that_is_filled_meanwhile(two_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What others put into the folder, or behind the link, during an export stays, and it is told."""
-    real, there, link = export._write_file, tmp_path / "there", tmp_path / "link"
+    real, there, link = export.write_parquet, tmp_path / "there", tmp_path / "link"
     there.mkdir()
     link.symlink_to(there)
     cases: list[tuple[Path, Callable[[], object]]] = [
@@ -98,12 +98,13 @@ def test_a_folder_that_is_filled_meanwhile(two_files: Path, tmp_path: Path, monk
     ]
     for out, meanwhile in cases:
 
-        def write(*arguments: Any, meanwhile: Callable[[], object] = meanwhile, escape: bool) -> int:
-            monkeypatch.setattr(export, "_write_file", real)
-            meanwhile()
-            return real(*arguments, escape=escape)
+        def write(*arguments: Any, meanwhile: Callable[[], object] = meanwhile) -> int:
+            if export.write_parquet is not real:  # at the first table
+                monkeypatch.setattr(export, "write_parquet", real)
+                meanwhile()
+            return real(*arguments)
 
-        monkeypatch.setattr(export, "_write_file", write)
+        monkeypatch.setattr(export, "write_parquet", write)
         with pytest.raises(SettingsError, match="Another process filled"):
             export_to(out, two_files)
         assert not list(tmp_path.glob(".scanlake*"))

@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 
 from pipeline.findings import Severity
 from pipeline.lake import compaction
+from pipeline.lake.compaction import compact_if_due
 from pipeline.lake.lake import Lake
 from pipeline.maintenance import repair
-from pipeline.maintenance.compact import compact_if_due
 from pipeline.maintenance.rebuild import RebuildResult, rebuild
 from pipeline.settings import Settings
 from tests.findings import lines_of

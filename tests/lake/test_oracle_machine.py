@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pipeline.lake import duckdb as worker
+from pipeline.lake.compaction import run_compaction as compact
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
 from pipeline.lake.rollback import clear_pause, plan_rollback, roll_back
-from pipeline.maintenance.compact import run_compaction as compact
 from pipeline.settings import Settings
 from schemas.tables import COMMIT_SEQ_COLUMN
 from tests.lake.lake_builder import AT, commit, counted

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import duckdb
 import pytest
 
+from pipeline.lake.compaction import run_compaction as compact
 from pipeline.lake.lake import Lake
 from pipeline.lake.purge import purge
-from pipeline.maintenance.compact import run_compaction as compact
 from pipeline.settings import Settings
 from tests.lake.corruption import checked
 from tests.lake.lake_builder import AT, commit

@@ -35,8 +35,7 @@ def test_the_request_log_forgets_it(lake: Path, monkeypatch: pytest.MonkeyPatch)
     selection = {"kind": "reference", "references": list(files.values()), "per_file": True}
     options = JobOptions("http://service", selection, template=7, title="About ref 1 and ref 2.").to_json()
     batches = [
-        ReportBatch(place, f"{place:04}", name, split=False, files=(key,))
-        for place, (key, name) in enumerate(files.items(), 1)
+        ReportBatch(place, f"{place:04}", name, files=(key,)) for place, (key, name) in enumerate(files.items(), 1)
     ]
     with Lake(lake, doing="test") as held:
         commit(held, dict.fromkeys(files, 0))

@@ -14,8 +14,8 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
 from pipeline.lake.rollback import clear_pause, plan_rollback, roll_back
 from pipeline.settings import Settings
-from pipeline.sync.regular_verify import is_due
 from pipeline.sync.sync import TimeRange
+from pipeline.sync.verify import is_due
 from tests import oracle
 from tests.lake import lake_builder
 from tests.lake.corruption import checked

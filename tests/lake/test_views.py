@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.lake import view_definitions
 from pipeline.lake.lake import Lake
-from pipeline.lake.views import MAX_WIDE_COLUMNS, list_views, wide_columns
+from pipeline.lake.views import FIXED_VIEWS, list_wide_views, wide_columns
 from schemas.tables import TABLES
 from tests.lake.lake_builder import AT, commit
 from tests.made_once import make_once
@@ -100,8 +99,7 @@ def asked(db: duckdb.DuckDBPyConnection, sql: str) -> list[dict[str, Any]]:
 
 def test_a_month_has_one_type_in_every_client() -> None:
     """A view casts what date_trunc returns: a DATE in DuckDB 1.4, which then refuses the view, and else a TIMESTAMP."""
-    views = [view for view in vars(view_definitions).values() if isinstance(view, view_definitions.View)]
-    calls = [call for view in views for call in re.findall(r"date_trunc\(.*?\)+(?:::\w+)?(?= AS)", view.sql)]
+    calls = [call for view in FIXED_VIEWS for call in re.findall(r"date_trunc\(.*?\)+(?:::\w+)?(?= AS)", view.sql)]
     assert calls
     assert all(call.endswith("::TIMESTAMP") for call in calls), calls
 
@@ -172,10 +170,7 @@ def test_the_dictionary_lists_everything_in_main(history: History) -> None:
         assert {"files.file_id", "workflow_runs.id", "uploads.id"} <= {name for (name,) in targets}
         assert {name for (name,) in targets} <= {f"{table}.{column}" for table, column, _ in there}
         views = db.execute("SELECT DISTINCT table_name FROM meta.data_dictionary WHERE is_view").fetchall()
-        by_form = {
-            f"form_{form_id}_wide" for (form_id,) in db.execute("SELECT DISTINCT form_id FROM form_submits").fetchall()
-        }
-        assert {name for (name,) in views} == {*VIEWS, *by_form}
+        assert {name for (name,) in views} == set(VIEWS)
 
 
 @pytest.mark.parametrize("fill", [True, False])
@@ -225,22 +220,16 @@ def test_every_name_has_its_own_column(names: list[str]) -> None:
 
 
 def test_no_more_columns_than_fit() -> None:
-    """Of very many names and questions the most frequent have columns, in one order; a huge one has none."""
+    """Of very many names and labels the most frequent have columns, in one order; a huge one has none."""
     huge, last = "x" * 1001, "ORDER BY i DESC"
     many = f"SELECT printf('n%03d', i % 501) AS name, i // 501 % 2 AS label, i FROM range(2200) AS row(i) {last}"
     with duckdb.connect() as db:
         db.execute(f"CREATE TABLE fields AS {many}")
         db.execute(f"INSERT INTO fields SELECT '{huge}', i, i FROM range(9) AS row(i)")
-        db.execute(
-            "CREATE TABLE form_answers AS SELECT 1 AS form_id, name AS question_id, label::TEXT AS label FROM fields"
-        )
-        db.execute("INSERT INTO form_answers SELECT 2, i, 'once' FROM range(998) AS row(i)")
-        db.execute(f"INSERT INTO form_answers VALUES (0, 'huge', '{huge}'), (3, 'rare', 'one too many')")
-        views = {view.name: view for view in list_views(db)}
-    assert [name for name, _ in views["fields_wide"].columns[2:]] == [f"n{number:03}" for number in range(500)]
-    assert len(views["form_1_wide"].columns) == len(views["form_2_wide"].columns) == 4 + MAX_WIDE_COLUMNS
-    assert huge not in views["form_1_wide"].sql
-    assert views.keys().isdisjoint({"form_0_wide", "form_3_wide"})
+        db.execute("CREATE TABLE form_answers AS SELECT name AS label FROM fields")
+        fields, answers = list_wide_views(db)
+    assert [name for name, _ in fields.columns[2:]] == [f"n{number:03}" for number in range(500)]
+    assert answers.columns[4:] == tuple((name, f"Answer to {name!r}.") for name, _ in fields.columns[2:])
 
 
 def test_a_column_is_for_a_name_of_the_tables(tmp_path: Path) -> None:
@@ -253,17 +242,9 @@ def test_a_column_is_for_a_name_of_the_tables(tmp_path: Path) -> None:
         assert asked(db, "FROM fields_wide") == [{"file_id": 1, "scan_code": "ref 1", "a": "v0", "c": "v1"}]
 
 
-def test_one_view_a_form_by_question(people: Path) -> None:
-    """Each form has a view with a column per question: a renamed label keeps its column, equal labels do not meet."""
+def test_answers_of_equal_labels_are_joined(people: Path) -> None:
+    """A submission has one row with all its answers, several under one label joined; form_id selects a form."""
     with opened(people) as db:
-        rows = asked(db, "SELECT * EXCLUDE (file_id, form_submit_id, title) FROM form_7_wide ORDER BY submit_position")
-        assert [list(row.values()) for row in rows] == [[0, "front", "rear", "yes"], [1, None, None, "no | really"]]
-        assert list(rows[0]) == ["submit_position", "Side", "Side (2)", "Is the seal whole?"]
-        assert asked(db, 'SELECT "Side" FROM form_8_wide') == [{"Side": "another form's"}]
-        told = db.execute(
-            "SELECT comment FROM meta.data_dictionary WHERE table_name = 'form_7_wide' AND column_name LIKE 'Is%'"
-        ).fetchall()
-        assert told == [("Answer to question 10: 'Is the seal whole?', 'Seal?'.",)]
         both = asked(
             db, 'SELECT "Seal?" AS first, "Is the seal whole?" AS second FROM form_answers_wide WHERE form_id = 7'
         )

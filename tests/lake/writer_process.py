@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+from pipeline.lake.compaction import run_compaction
 from pipeline.lake.lake import Lake
-from pipeline.maintenance.compact import run_compaction
 from pipeline.settings import Settings
 from tests.lake.lake_builder import commit
 from tests.lake.operations import compact_all

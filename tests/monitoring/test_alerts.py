@@ -13,11 +13,9 @@ from structlog.testing import capture_logs
 from pipeline.config import load
 from pipeline.emulator import Emulator
 from pipeline.errors import SettingsError
-from pipeline.monitoring import alerts
-from pipeline.monitoring.after_run import record_run
-from pipeline.monitoring.alerts import Alert, send_alert
-from pipeline.monitoring.run_history import RunStatsFile
-from pipeline.monitoring.run_result import RunResult
+from pipeline.monitoring import after_run
+from pipeline.monitoring.after_run import Alert, record_run, send_alert
+from pipeline.monitoring.run_history import RunResult, read_run_stats
 from pipeline.settings import Settings
 from tests.constants import set_run_constants
 from tests.monitoring.monitoring_harness import Collector, scanlake
@@ -51,7 +49,7 @@ async def test_a_url_gets_the_alert_as_json(canary: str) -> None:
 
 async def test_nobody_is_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A receiver that does not answer is given up, with a warning in the log."""
-    monkeypatch.setattr(alerts, "POST_SECONDS", 0.3)
+    monkeypatch.setattr(after_run, "POST_SECONDS", 0.3)
     began = time.monotonic()
     with Collector(silent=True).serving() as hook, capture_logs() as events:
         assert not await send_alert(Settings(notify_url=SecretStr(hook.url)), ALERT, RESULT)
@@ -67,7 +65,7 @@ async def _end_run(hook: Collector, lake: Path, code: int, *, is_consistent: boo
     before, settings = len(hook.taken), Settings(lake=lake, notify_url=SecretStr(hook.url))
     result = {} if is_consistent is None else {"verify": {"consistent": is_consistent}}
     run = RunResult("sync", lake, code=code, reason="" if code in {0, 4} else "why", result=result)
-    await record_run(settings, RunStatsFile(lake), run)
+    await record_run(settings, run)
     told = hook.bodies[before:]
     assert all(body["exit_code"] == code for body in told)
     return f"{code}{''.join(_MARKS[body['event']] for body in told)}"
@@ -79,7 +77,7 @@ async def test_one_alert_per_failure_and_one_after_recovery(tmp_path: Path) -> N
     with Collector().serving() as hook:
         told = [await _end_run(hook, lake, code) for code in codes]
         paused = RunResult("sync", lake, code=2, error_type="LakePausedError")
-        await record_run(Settings(lake=lake, notify_url=SecretStr(hook.url)), RunStatsFile(lake), paused)
+        await record_run(Settings(lake=lake, notify_url=SecretStr(hook.url)), paused)
     assert " ".join(told) == "0+ 5 1! 1 5 3! 1 0~ 0+ 4+ 7! 130 4~ 0+"
     assert len(hook.taken) == 9, "a paused lake is no failure"
     assert hook.bodies[0]["text"] == f"scanlake sync of {lake} succeeded"
@@ -149,7 +147,7 @@ async def test_a_killed_sync_is_told_by_the_next(tmp_path: Path) -> None:
     told = [(body["event"], body["exit_code"]) for body in hook.bodies]
     assert told == [("succeeded", 0), ("failed", 137), ("failed", 2), ("recovered", 0), ("succeeded", 0)]
     assert "was killed, or the machine stopped" in hook.bodies[1]["reason"]
-    stats = RunStatsFile(lake).last
+    stats = read_run_stats(lake)
     assert (stats.runs, stats.failures) == ({"137": 1, "2": 1, "0": 3}, 0)
 
 

@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pipeline.lake.ledger import Ledger
-from pipeline.monitoring.run_history import FILE_NAME, RunStatsFile
-from pipeline.monitoring.run_result import RunResult
+from pipeline.monitoring.run_history import FILE_NAME, RunResult, read_run_stats, update_run_stats
 from tests.lake.corruption import exhausted_descriptors
 
 STARTED_AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -20,10 +19,9 @@ WENT_WELL = {"requests": {"list": 2, "detail": 5}, "retries": 1, "files_stored":
 
 def count(lake: Path, *codes: int) -> None:
     """Count runs in, as a process of its own would."""
-    memory = RunStatsFile(lake)
     for code in codes:
         told = {} if code else WENT_WELL
-        with memory.update() as record:
+        with update_run_stats(lake) as record:
             run = RunResult("sync", lake, code=code, reason="why", result=told, started_at=STARTED_AT, seconds=2.0)
             record.add_run(run)
 
@@ -32,13 +30,13 @@ def test_counts_go_on_from_process_to_process(tmp_path: Path) -> None:
     """Each process finds what the ones before have counted; facts of the last good run stay through failures."""
     count(tmp_path, 0, 1)
     count(tmp_path, 1, 5)
-    record = RunStatsFile(tmp_path).last
+    record = read_run_stats(tmp_path)
     assert record.runs == {"0": 1, "1": 2, "5": 1}
     last_success = STARTED_AT + timedelta(seconds=2)
     assert (record.failures, record.reason, record.last_code, record.last_success) == (2, "why", 5, last_success)
     assert (record.requests, record.lake) == ({"list": 2, "detail": 5}, {"files": 9})
     count(tmp_path, 0)
-    record = RunStatsFile(tmp_path).last
+    record = read_run_stats(tmp_path)
     assert (record.failures, record.reason, record.fetched, record.retries) == (0, "", 10, 2)
 
 
@@ -51,7 +49,7 @@ def test_processes_side_by_side_lose_no_count(tmp_path: Path) -> None:
         process.start()
     for process in processes:
         process.join()
-    assert RunStatsFile(lake).last.runs == {"5": 200}
+    assert read_run_stats(lake).runs == {"5": 200}
 
 
 def test_a_torn_file_costs_the_counts_alone(tmp_path: Path) -> None:
@@ -59,7 +57,7 @@ def test_a_torn_file_costs_the_counts_alone(tmp_path: Path) -> None:
     for torn in (b"", b'{"runs":{"0"', b"\0" * 9000, b'{"runs":7}'):
         (tmp_path / FILE_NAME).write_bytes(torn)
         count(tmp_path, 0)
-        assert RunStatsFile(tmp_path).last.runs == {"0": 1}, torn
+        assert read_run_stats(tmp_path).runs == {"0": 1}, torn
 
 
 def test_a_full_disk_can_be_remembered(tmp_path: Path) -> None:
@@ -74,29 +72,26 @@ def test_a_full_disk_can_be_remembered(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    record = RunStatsFile(tmp_path).last
+    record = read_run_stats(tmp_path)
     assert (record.runs, record.failures) == ({"0": 1, "7": 2}, 2)
     assert (tmp_path / FILE_NAME).stat().st_size == size
 
 
-def test_where_no_file_can_be_the_process_remembers_by_itself(tmp_path: Path) -> None:
-    """A lake that cannot be made leaves nothing behind, and failures are counted all the same.
+def test_where_no_file_can_be_nothing_is_left(tmp_path: Path) -> None:
+    """A lake that cannot be made leaves nothing behind, nor does one of which no file can be opened.
 
-    So are they in a lake of which no file can be opened, or whose file is of others: it stays as it is.
+    A file of others stays as it is.
     """
-    memory = RunStatsFile(tmp_path / "none")
-    for failures in (1, 2):
-        with memory.update() as record:
-            record.add_run(FAILED)
-        assert memory.last.failures == failures
+    with update_run_stats(tmp_path / "none") as record:
+        record.add_run(FAILED)
+    assert record.failures == 1
     assert not list(tmp_path.iterdir())
     Ledger(tmp_path / "ledger.sqlite").close()
-    memory = RunStatsFile(tmp_path)
-    with exhausted_descriptors(), memory.update() as record:
+    with exhausted_descriptors(), update_run_stats(tmp_path) as record:
         record.add_run(FAILED)
-    assert memory.last.failures == 1
+    assert record.failures == 1
     assert not (tmp_path / FILE_NAME).exists()
     (tmp_path / FILE_NAME).write_text("mine")
-    with memory.update() as record:
+    with update_run_stats(tmp_path) as record:
         record.add_run(FAILED)
-    assert (memory.last.failures, (tmp_path / FILE_NAME).read_text()) == (2, "mine")
+    assert (record.failures, (tmp_path / FILE_NAME).read_text()) == (1, "mine")

@@ -64,11 +64,11 @@ AREAS: Final = {
     "ledger": Area(("pipeline/lake/ledger*.py",), ("tests/lake", "tests/sync", "tests/stateful")),
     "project": Area(
         (
-            "pipeline/lake/catalog_tables.py",
-            "pipeline/lake/catalog_updates.py",
+            "pipeline/lake/catalog.py",
             "pipeline/lake/catalog_sql.py",
-            "pipeline/lake/history_tables.py",
-            "pipeline/lake/pending_rows.py",
+            "pipeline/lake/history.py",
+            "pipeline/lake/part_rows.py",
+            "pipeline/lake/parts.py",
         ),
         ("tests/lake", "tests/sync", "tests/stateful", "tests/images/test_stored_images.py"),
     ),

@@ -99,7 +99,7 @@ def open_browse(lake: Path) -> Iterator[Visitor]:
             said.put(error)
 
     thread = threading.Thread(target=run)
-    with patch("pipeline.pages.server.STOP_SIGNALS", ()):  # they reach the main thread only
+    with patch("pipeline.pages.site.STOP_SIGNALS", ()):  # they reach the main thread only
         thread.start()
         answer = said.get()
     if isinstance(answer, BaseException):

@@ -12,7 +12,7 @@ import duckdb
 
 from pipeline.lake.lake import Lake
 from pipeline.pages.catalog_access import describe_snapshot, read_query
-from pipeline.pages.sql_view import DOCUMENTED_QUERIES
+from pipeline.pages.table_view import DOCUMENTED_QUERIES
 from tests.forked_process import forked_children
 from tests.lake.lake_builder import AT, commit
 from tests.pages.browse_client import Visitor, open_browse, table_rows

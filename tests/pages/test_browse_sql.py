@@ -19,7 +19,7 @@ from pipeline.errors import SettingsError
 from pipeline.formatting import format_csp_hash
 from pipeline.pages import site
 from pipeline.pages.catalog_access import CatalogAccess, read_query
-from pipeline.pages.sql_view import MAX_ROWS
+from pipeline.pages.table_view import MAX_ROWS
 from pipeline.settings import Settings
 from tests.constants import set_constants
 from tests.forked_process import forked_children

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from pipeline.reports.index_page import render_page
+from pipeline.reports.manifest import render_page
 from tests.pages.browse_client import open_browse
 from tests.pages.page_lakes import HOSTILE, asked, page_of
 from tests.reports.test_report_folder import make_manifest

@@ -12,8 +12,7 @@ from pipeline.commands import serve
 from pipeline.errors import ExitCode
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import VerificationRecord
-from pipeline.monitoring.run_history import RunStatsFile
-from pipeline.monitoring.run_result import RunResult
+from pipeline.monitoring.run_history import RunResult, update_run_stats
 from pipeline.pages.catalog_access import CatalogAccess
 from pipeline.settings import Settings
 from schemas.timestamps import now_us
@@ -156,7 +155,7 @@ def test_failing_and_paused_syncs_need_attention(small_lake: Path, main: Main) -
     republish(small_lake)
     assert "failed" not in _attention(render())
     for _ in range(2):
-        with RunStatsFile(small_lake).update() as stats:
+        with update_run_stats(small_lake) as stats:
             stats.add_run(RunResult("sync", small_lake, code=ExitCode.FAILED, reason="HTTP 503"))
     assert "The last 2 runs failed: HTTP 503" in _attention(render())
     assert main("--lake", str(small_lake), "rollback", "1", "--yes").code == ExitCode.OK

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from pipeline.formatting import format_bytes, format_duration
 from pipeline.logs import register_secrets
-from pipeline.pages.charts import axis_values, build_charts
-from pipeline.pages.dashboard import render_dashboard
+from pipeline.pages.dashboard import axis_values, build_charts, render_dashboard
 from pipeline.templates.rendering import ENVIRONMENT, is_web_address
 from tests.pages.page_lakes import HOSTILE, NOW, ParsedPage, asked, build_lake, load_data, open_page_macros, page_of
 from tests.rows import every
@@ -62,7 +61,7 @@ def test_an_empty_lake(empty_lake: Path) -> None:
     """A lake without a file has a page that says so in every part."""
     read = ParsedPage(page_of(empty_lake))
     for words in ("No files in the lake yet", "No workflow run is open", "No run has been recorded", "Never verified",
-                  "No rejects", "No drift", "No deleted files", "No reports have been ordered",
+                  "No rejects", "No drift", "No deleted files",
                   "No custom field", "No form has been submitted"):  # fmt: skip
         assert words in read.text
     assert "NaN" not in read.text

@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 from pipeline import publish_after_run
 from pipeline.child_commands import ChildResult
 from pipeline.emulator import Emulator, ImageOptions
-from pipeline.lake.duckdb import TableWriter
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.publish.iceberg_catalogs import connect_catalog
@@ -214,7 +213,7 @@ def begun(pictured: PicturedLakes, folder: Path, url: str, rng: random.Random) -
             settings["PYICEBERG_CATALOG__SCANLAKE__URI"] = catalog["uri"]
     # The first files are those of the lakes that were made once.
     emulator = Emulator(12, seed=SEED, images=ImageOptions(duplicate_ratio=0.3, duplicate_pictures=3))
-    with asyncio.Runner() as runner, mock.patch.object(TableWriter, "comment"):
+    with asyncio.Runner() as runner, mock.patch("pipeline.lake.duckdb.sql_comment", return_value=""):
         runner.run(emulator.__aenter__())
         copy_lake(pictured.whole if has_images else pictured.bare, lake, emulator.base_url)
         yield Life(Scene(emulator, lake), runner, url, rng, mirror, tables, catalog, settings, has_images, backup)

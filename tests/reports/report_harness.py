@@ -17,16 +17,15 @@ from unittest.mock import patch
 
 import pypdf
 
+from pipeline.client.calls import TimeSource
 from pipeline.client.client import Client
 from pipeline.client.options import ClientOptions
-from pipeline.client.retry import TimeSource
 from pipeline.emulator import Emulator, Quirks, WorldPlan
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog
 from pipeline.lake.request_log import open_request_log
 from pipeline.reports.job import JobResult, publish_if_unlocked, run_job
 from pipeline.reports.models import JobOptions
-from pipeline.reports.run_state import RunOptions
 from pipeline.reports.selection import Selection, select_files
 from pipeline.settings import Settings
 from tests.constants import set_constants
@@ -46,10 +45,8 @@ if TYPE_CHECKING:
 
 EVERY_FILE: Final = Selection("where", sql="TRUE")
 FILES: Final = 25
-PATIENT: Final = RunOptions()
-NO_WAITING: Final = RunOptions(timeout_seconds=0.0)
 _BATCH_SIZE: Final = "pipeline.reports.models.MAX_REPORT_FILES"
-__all__ = ["EVERY_FILE", "SEED", "JobResult", "RunOptions", "Selection"]
+__all__ = ["EVERY_FILE", "SEED", "JobResult", "Selection"]
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,7 @@ async def run_report(
     out: Path,
     selection: Selection = EVERY_FILE,
     *,
-    run_options: RunOptions = PATIENT,
+    timeout_seconds: float = 1_800.0,
     client: Client | None = None,
     sign: Callable[[bytes], bytes] | None = None,
     publishes: bool = False,
@@ -171,7 +168,7 @@ async def run_report(
             request_log,
             out,
             job_options,
-            run_options,
+            timeout_seconds=timeout_seconds,
             select_files=select,
             publish=partial(publish_if_unlocked, settings, "the test") if publishes else lambda: None,
             sign=sign,

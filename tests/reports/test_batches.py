@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline.errors import SettingsError
 from pipeline.lake.request_log import ReportBatch, ReportJobFile
-from pipeline.reports.batches import make_batches, name_pdf
 from pipeline.reports.models import JobOptions
-from pipeline.reports.selection import Selection, read_ids
+from pipeline.reports.selection import Selection, make_batches, name_pdf, read_ids
 from tests.rows import every
 
 LIMIT = JobOptions("", {}).max_batch_files
@@ -50,7 +49,7 @@ def test_each_file_has_one_batch_of_its_group(files: list[tuple[str, bool]], max
 
 
 def _name(group: str | None, number: int = 1, suffix: str = "") -> str:
-    return name_pdf(ReportBatch(number, f"{number:04}{suffix}", group, split=False, files=(1,)))
+    return name_pdf(ReportBatch(number, f"{number:04}{suffix}", group, files=(1,)))
 
 
 @every(

@@ -12,9 +12,8 @@ import pytest
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.findings import Severity
 from pipeline.reports.folder_check import read_folder_manifest
-from pipeline.reports.index_page import render_page
-from pipeline.reports.manifest import format_csv
-from pipeline.reports.pdf_reader import PageFindings, PdfReader
+from pipeline.reports.manifest import format_csv, render_page
+from pipeline.reports.pdf_reader import PdfReader
 from pipeline.reports.signing import sign
 from tests.findings import checked_folder, folder_problems, lines_of
 from tests.reports.report_harness import drop_line, edit_file, make_key, replace_file, truncate
@@ -97,9 +96,8 @@ def test_nothing_outside_of_the_folder_is_read(copied_folder: Path, monkeypatch:
     """A manifest that names a file elsewhere, and a link in place of a page, are found without a look at the target."""
     read: list[Path] = []
 
-    def record(_: PdfReader, path: Path, __: Any) -> PageFindings:
+    def record(_: PdfReader, path: Path, __: Any) -> None:
         read.append(path)
-        return PageFindings()
 
     monkeypatch.setattr(PdfReader, "read", record)
     shutil.copy(copied_folder / "report-0001.pdf", copied_folder.with_name("other.pdf"))

@@ -17,12 +17,13 @@ from pipeline.client.protocol import NotFound
 from pipeline.emulator import Emulator
 from pipeline.errors import ExitCode, ProtocolError, ScanlakeError
 from pipeline.lake.request_log import FileConfirmation
-from pipeline.reports.confirmation import FileAbsence, FileConfirmer
+from pipeline.reports.confirmation import FileConfirmer
 from tests.findings import folder_problems
 from tests.reports.report_harness import (
     FILES,
     Script,
     Selection,
+    change_orders,
     check_folder,
     check_orders,
     edit_file,
@@ -232,6 +233,20 @@ async def test_a_pdf_without_references_is_no_proof_beside_one_with_them(
     check_certified(scene.out, 20)
 
 
+@pytest.mark.virtual_time
+async def test_the_ledger_knows_of_pdfs_that_show_references(scene: Scene) -> None:
+    """A run that was killed after it certified one with references leaves no other without them certified."""
+    selection = Selection("ids", ids=tuple(scene.keys[:20]))
+    scene.emulator.set_quirks(report_shows="nothing")
+    await scene.run(selection)
+    change_orders(scene.lake, "references_found = 10 * (batch = 2)")
+    (scene.out / "SHA256SUMS").unlink()
+    scene.emulator.set_quirks(report_shows="id-and-reference")
+    await scene.run(selection)
+    orders = [(order["batch"], order["state"]) for order in read_manifest(scene.out)["orders"]]
+    assert orders == [(1, "superseded"), (1, "delivered"), (2, "delivered")]
+
+
 @pytest.mark.parametrize(("moment", "unknown"), [("report_3", 1), ("list_2", 0)])
 async def test_a_run_killed_before_an_answer(scene: Scene, moment: str, unknown: int) -> None:
     """After SIGKILL no file is certified. An order in flight is named by the next run and ordered again, nothing else.
@@ -308,7 +323,7 @@ async def test_a_list_that_failed_is_not_read_again() -> None:
     confirmer = FileConfirmer(client, files_in_service=1, identity="id")
     for since in (1, 2**62):
         found = await confirmer.confirm([1, 2, 3], since=since)
-        assert set(map(type, found.values())) == {FileAbsence}
+        assert set(map(type, found.values())) == {NotFound}
     assert (client.iter_pages.call_count, client.get_file.call_count) == (1, 6)
 
 

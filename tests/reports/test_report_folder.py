@@ -17,8 +17,7 @@ from pipeline.csv_rows import escape_formula
 from pipeline.errors import ExitCode, SettingsError, StorageError
 from pipeline.formatting import escape_control_characters
 from pipeline.reports.folder import JobFolder
-from pipeline.reports.index_page import render_page
-from pipeline.reports.manifest import format_csv
+from pipeline.reports.manifest import format_csv, render_page
 from pipeline.reports.models import Manifest, ManifestCounts, ManifestDeletions, ManifestFile
 from pipeline.reports.signing import sign
 from tests.findings import folder_problems
@@ -143,6 +142,7 @@ async def test_a_finished_job_is_left_as_it_is(scene: Scene, tmp_path: Path) -> 
     with pytest.raises(SettingsError, match="is signed, and this run would change it"):
         await scene.run()
     assert content() == damaged
+    (out / "report-0001.pdf").unlink()
     repaired = await scene.run(sign=signer)
     assert not repaired.was_complete
     assert folder_problems(out) == []

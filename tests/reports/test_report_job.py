@@ -7,13 +7,11 @@ import random
 
 import pytest
 
-from pipeline.errors import ScanlakeError
+from pipeline.errors import ScanlakeError, StorageError
 from tests.reports.report_harness import (
     FILES,
-    NO_WAITING,
     ONE_HOUR_AGO,
     SEED,
-    RunOptions,
     Scene,
     Selection,
     change_orders,
@@ -114,22 +112,19 @@ async def test_a_stop_on_request_loses_no_response(scene: Scene) -> None:
 
 @pytest.mark.virtual_time
 async def test_what_is_on_disk_is_not_ordered_again(scene: Scene) -> None:
-    """Missing and changed PDFs are downloaded, and a changed one is kept."""
+    """Missing PDFs are downloaded. One that was changed stops the run and stays, until it is moved away."""
     emulator, damaged = scene.emulator, scene.out / "report-0001.pdf"
     await scene.run()
-    whole = damaged.read_bytes()
-    for number in (1, 2):
-        damaged.chmod(0o644)
-        damaged.write_bytes(whole + b"x" * number)
-        (scene.out / "report-0002.pdf").unlink()
-        emulator.reset()
-        result = await scene.run()
-        assert (emulator.counts["report"], emulator.counts["download"]) == (0, 2)
-        assert damaged.read_bytes() == whole
-        assert len(check_folder(scene.out)) == FILES
-    kept = sorted(path.name for path in scene.out.glob("*.damaged*"))
-    assert kept == ["report-0001.pdf.damaged", "report-0001.pdf.damaged-2"]
-    assert [(scene.out / name).read_bytes() for name in kept] == [whole + b"x", whole + b"xx"]
+    edit_file(damaged, lambda whole: whole + b"x")
+    with pytest.raises(StorageError, match=r"report-0001\.pdf exists and is not a file of this job"):
+        await scene.run()
+    assert damaged.read_bytes().endswith(b"x")
+    damaged.unlink()
+    (scene.out / "report-0002.pdf").unlink()
+    emulator.reset()
+    result = await scene.run()
+    assert (emulator.counts["report"], emulator.counts["download"]) == (0, 2)
+    assert len(check_folder(scene.out)) == FILES
     assert len(result.manifest.orders) == 3
 
     change_orders(scene.lake, "state = 'saving', delivered_at = NULL")  # a kill between rename and record
@@ -139,14 +134,12 @@ async def test_what_is_on_disk_is_not_ordered_again(scene: Scene) -> None:
     assert emulator.counts["list"], "a PDF that may not be certified was not confirmed"
     assert [order.state for order in result.manifest.orders] == ["delivered"] * 3
 
-    edit_file(damaged, lambda _: b"x")
+    damaged.unlink()
     emulator.reports.by_secret.clear()  # the service has deleted the reports
     change_orders(scene.lake, ONE_HOUR_AGO)
-    result = await scene.run(run_options=NO_WAITING)
+    result = await scene.run(timeout_seconds=0.0)
     assert len(result.manifest.failed) == 10
-    assert damaged.read_bytes() == b"x"
     await scene.deliver()
-    assert (scene.out / "report-0001.pdf.damaged-3").read_bytes() == b"x"
 
 
 @pytest.mark.virtual_time
@@ -165,7 +158,7 @@ async def test_reports_that_are_not_ready(scene: Scene) -> None:
     assert check_folder(scene.out) == {}
     for report in list(emulator.reports.by_secret.values())[:2]:
         report.ready_at = 2_000.0
-    result = await scene.run(run_options=RunOptions(timeout_seconds=3_600.0))
+    result = await scene.run(timeout_seconds=3_600.0)
     assert 3_600 <= loop.time() <= 3_601
     assert [order.state for order in result.manifest.orders] == ["delivered", "delivered", "timed_out"]
     assert emulator.counts["report"] == 3

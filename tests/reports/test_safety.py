@@ -14,9 +14,7 @@ from pipeline.reports.folder import open_job_folder
 from schemas.timestamps import new_run_id
 from tests.reports.report_harness import (
     FILES,
-    NO_WAITING,
     ONE_HOUR_AGO,
-    RunOptions,
     Selection,
     change_orders,
     check_folder,
@@ -71,13 +69,13 @@ async def test_unknown_files_are_not_overwritten_and_links_not_followed(scene: S
     target = tmp_path / "elsewhere"
     target.write_bytes(b"precious")
     scene.emulator.set_quirks(report_ready_seconds=3600.0)
-    await scene.run(run_options=NO_WAITING)
+    await scene.run(timeout_seconds=0.0)
     scene.emulator.set_quirks(report_ready_seconds=0.0)
     change_orders(scene.lake, ONE_HOUR_AGO)
     trap = scene.out / "report-0001.pdf"
     for create in (lambda: trap.symlink_to(target), lambda: trap.write_bytes(b"mine")):
         create()
-        with pytest.RaisesGroup(pytest.RaisesExc(StorageError, match="not a file of this job")):
+        with pytest.RaisesGroup(pytest.RaisesExc(StorageError, match="not a file of this job"), allow_unwrapped=True):
             await scene.run()
         trap.unlink()
     assert target.read_bytes() == b"precious"
@@ -179,15 +177,17 @@ async def test_the_file_that_causes_a_rejection_is_found(scene: Scene, status: s
 
 
 @pytest.mark.virtual_time
-async def test_options_that_the_service_rejects_stop_the_run(scene: Scene) -> None:
+async def test_options_that_the_service_rejects_stop_the_run(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong time zone does not fail all files: the run stops, and the folder accepts other options.
 
-    PDFs above --max-mb are not saved, and their files fail.
+    PDFs above the limit are not saved, and their files fail.
     """
     with pytest.raises(SettingsError, match="INVALID TIMEZONE"):
         await scene.run(timezone="Mars/Olympus")
     assert scene.emulator.counts["report"] == 20
-    result = await scene.run(timezone="Europe/Berlin", run_options=RunOptions(max_pdf_bytes=500))
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.reports.ordering._MAX_PDF_BYTES", 500)
+        result = await scene.run(timezone="Europe/Berlin")
     assert len(result.manifest.failed) == FILES
     assert "more than 500 bytes" in str(result.manifest.failed[0].reason)
     assert check_folder(scene.out) == {}

@@ -12,12 +12,11 @@ import pytest
 from pipeline.lake import catalog
 from pipeline.lake.catalog_meta import write_superseded_versions
 from pipeline.lake.catalog_sql import SUPERSEDED_VERSIONS, CatalogSpec, select_rows_sql
-from pipeline.lake.duckdb import TableWriter
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.models import SnapshotRecord
-from pipeline.lake.view_definitions import PROGRESS, WORKFLOW_STEPS, WORKFLOWS
+from pipeline.lake.views import PROGRESS, WORKFLOW_STEPS, WORKFLOWS
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.sync import SyncSummary, TimeRange, sync
@@ -90,8 +89,8 @@ def stored(lake: Path) -> duckdb.DuckDBPyConnection:
     db.execute(f"CREATE TABLE {SUPERSEDED_VERSIONS} (file_id BIGINT, {COMMIT_SEQ_COLUMN} BIGINT)")
     with closing(Ledger(layout.ledger)) as ledger:
         record = SnapshotRecord(0, 0, "", complete=False, commit_seq=0, files=0, watermark=None)
-        spec = CatalogSpec(record, ledger.parts(), has_superseded_rows=True)
-        write_superseded_versions(TableWriter(db), ledger)
+        spec = CatalogSpec(record, ledger.parts())
+        write_superseded_versions(db, ledger)
     for table in TABLES:
         db.execute(f"CREATE VIEW {table.qualified_name} AS {select_rows_sql(layout, spec, table)}")
     for view in (WORKFLOWS, WORKFLOW_STEPS, PROGRESS):

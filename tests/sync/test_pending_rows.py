@@ -9,11 +9,11 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import ScanlakeError, StorageError
-from pipeline.lake import pending_rows
+from pipeline.lake import part_rows
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
-from pipeline.lake.pending_rows import RowBuffer
-from pipeline.sync import batch_sink, batch_writer, writer_process
+from pipeline.lake.parts import RowBuffer
+from pipeline.sync import batch_sink, batch_writer
 from pipeline.sync.batch_writer import BatchWriter
 from schemas.tables import TABLES
 from schemas.timestamps import now_us
@@ -34,8 +34,8 @@ class Worker:
 
     def __init__(self, _name: str, _code: str, root: str, **_: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(writer_process, "serve", partial(setattr, self, "exchange"))
-            writer_process.main(root)
+            patch.setattr(batch_writer, "serve", partial(setattr, self, "exchange"))
+            batch_writer.main(root)
 
     def close(self) -> None:
         """End without what is pending."""
@@ -104,7 +104,7 @@ async def test_rows_after_a_kill(lake: Path, tmp_path: Path) -> None:
 
 async def test_killed_again_and_again(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that fails while it writes rows, or is killed while it recovers them, leaves them to the next one."""
-    monkeypatch.setattr(pending_rows, "RowBuffer", partial(RowBuffer, max_files=12))  # it is full in between
+    monkeypatch.setattr(part_rows, "RowBuffer", partial(RowBuffer, max_files=12))  # it is full in between
     async with Emulator(40, seed=SEED) as emulator:
         await synced(emulator, lake)
         emulator.world.update(emulator.world.pick_random(30))
@@ -176,4 +176,23 @@ async def test_damaged_documents_without_rows(lake: Path) -> None:
         assert uploads <= files
         assert 40 < len(files) < 60
         await synced(emulator, lake)
+        check_equal(lake, emulator)
+
+
+async def test_what_a_killed_run_left_is_published_with_the_next_commit(
+    lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run does not end before readers see what a killed one has committed: its first commit publishes that."""
+    incomplete = "SELECT count(*) FROM snapshot WHERE NOT complete"
+    async with Emulator(40, seed=SEED) as emulator:
+        with monkeypatch.context() as patch:
+            patch.setattr(Lake, "publish", partial(fail, ProcessKilled()))
+            with pytest.raises(ProcessKilled):
+                await synced(emulator, lake)
+        emulator.world.update(emulator.world.pick_random(20))
+        await synced(emulator, lake, commit_every_files=4)
+        assert asked(lake, incomplete) == [(1,)]
+        emulator.world.update(emulator.world.pick_random(20))
+        await synced(emulator, lake, commit_every_files=4)
+        assert asked(lake, incomplete) == [(1,)], "nothing was left"
         check_equal(lake, emulator)

@@ -23,8 +23,7 @@ from pipeline.errors import ScanlakeError, StorageError
 from pipeline.lake.layout import LakeLayout
 from pipeline.logs import format_traceback
 from pipeline.sync import batch_sink, batch_writer
-from pipeline.sync.batch_writer import BatchWriter
-from pipeline.sync.writer_process import WriteRequest
+from pipeline.sync.batch_writer import BatchWriter, WriteRequest
 from pipeline.worker_process import WorkerProcess, receive, send
 from schemas.file_versions import FileVersion
 from schemas.tables import TABLES
@@ -94,13 +93,13 @@ async def test_it_is_killed(lake: Path) -> None:
 
 async def test_a_bug_in_it_is_found(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The traceback of a bug in the writing process names the line that it came up in."""
-    broken = f"import pipeline.sync.writer_process as w\nw.flatten = None\n{batch_writer._WORKER_CODE}"
+    broken = f"import pipeline.sync.batch_writer as w\nw.flatten = None\n{batch_writer._WORKER_CODE}"
     monkeypatch.setattr(batch_writer, "_WORKER_CODE", broken)
     async with Emulator(5, seed=SEED) as emulator:
         with pytest.raises(TypeError) as raised:
             await synced(emulator, lake)
     text = format_traceback(raised.value)
-    assert re.search(r'pipeline/sync/writer_process\.py", line \d+, in write_batch\n', text)
+    assert re.search(r'pipeline/sync/batch_writer\.py", line \d+, in write_batch\n', text)
 
 
 def test_a_signal_to_the_group_while_it_starts() -> None:
@@ -140,7 +139,7 @@ def test_what_is_cut_is_never_taken(lake: Path) -> None:
     for length in [*range(300), *range(300, len(sent), 3_001), *range(len(sent) - 300, len(sent))]:
         with pytest.raises(EOFError):
             receive(io.BytesIO(sent[:length]))
-    code = "import sys; from pipeline.sync.writer_process import main; main(sys.argv[1])"
+    code = "import sys; from pipeline.sync.batch_writer import main; main(sys.argv[1])"
     cut = sent[: math.ceil(0.4 * len(sent))]
     done = subprocess.run([sys.executable, "-c", code, str(lake)], input=cut, capture_output=True, check=True)
     assert (done.stdout, done.stderr) == (b"", b"")

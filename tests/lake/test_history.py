@@ -9,8 +9,8 @@ import duckdb
 import pytest
 
 from pipeline.errors import LakeCorruptedError
-from pipeline.lake import history_tables
-from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS, select_events_sql, type_documents_sql
+from pipeline.lake import history
+from pipeline.lake.history import FILE_EVENTS, FILE_VERSIONS, select_events_sql, type_documents_sql
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import Commit
 from pipeline.lake.parts import RAW_TABLE
@@ -50,7 +50,7 @@ def _commit_version(lake: Lake, stamp: int, item: dict[str, Any], detail: dict[s
 
 def test_events_are_between_two_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing, reopening and a new reference are events with the fetch before and after; other changes are none."""
-    monkeypatch.setattr(history_tables, "_BATCH_BYTES", 1)  # documents in many batches give the same rows
+    monkeypatch.setattr(history, "_BATCH_BYTES", 1)  # documents in many batches give the same rows
     with Lake(tmp_path / "lake", doing="test") as lake:
         _commit_version(lake, 10, {"scan_code": "A", "closed": 0}, {"scan_code": "A"})
         _commit_version(lake, 20, {"scan_code": "A", "closed": 1}, {"scan_code": "A", "closed": True})
