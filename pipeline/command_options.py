@@ -5,13 +5,11 @@ The refusal's text comes from the declaration, so that no command writes its own
 
 # Annotations are evaluated here: typer reads them. Hence no `from __future__ import annotations`.
 import inspect
-from collections.abc import Collection, Container, Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, get_args
 
 import typer
-from msgspec import Struct
 
 from pipeline.errors import SettingsError
 
@@ -48,51 +46,18 @@ class Excludes:
                 raise SettingsError(f"{option} and {other} exclude each other.", hint=f"Leave out {option} or {other}.")
 
 
-class TypedCommand(Struct, frozen=True):
-    """A command as it was typed: its name and, by parameter, the words that give the parameter its value."""
-
-    name: str = ""
-    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    arguments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def to_argv(self, *, without: Container[str] = (), **arguments: tuple[str, ...]) -> list[str]:
-        """Return the same command as words, without some parameters; `arguments` replace those of the same name."""
-        options = [word for name, words in self.options.items() if name not in without for word in words]
-        values = [word for words in ({**self.arguments, **arguments}).values() for word in words]
-        return [*self.name.split(), *options, *(["--", *values] if values else [])]
-
-
-def read_typed_options(name: str, click_context: Any, parameters: Collection[str]) -> TypedCommand:
-    """Return what was typed for these parameters of the command, and nothing that is a default."""
-    options: dict[str, tuple[str, ...]] = {}
-    arguments: dict[str, tuple[str, ...]] = {}
-    for parameter in click_context.command.params:
-        source = click_context.get_parameter_source(parameter.name)
-        if parameter.name not in parameters or source is None or source.name != "COMMANDLINE":
-            continue
-        value = click_context.params[parameter.name]
-        values = value if isinstance(value, list | tuple) else [value]
-        if parameter.param_type_name == "argument":
-            arguments[parameter.name] = tuple(map(_to_word, values))
-        elif isinstance(value, bool):
-            options[parameter.name] = ((parameter.opts if value else parameter.secondary_opts)[0],)
-        else:
-            options[parameter.name] = tuple(word for item in values for word in (parameter.opts[0], _to_word(item)))
-    return TypedCommand(name, options, arguments)
-
-
-def _to_word(value: Any) -> str:
-    return str(value.value if isinstance(value, Enum) else value)
-
-
-def check_option_rules(parameters: Iterable[inspect.Parameter], typed: TypedCommand) -> None:
+def check_option_rules(click_context: Any, parameters: Iterable[inspect.Parameter]) -> None:
     """Raise `SettingsError` if an option was typed against a declared rule."""
-    names = {name: words[0] for name, words in typed.options.items()}
-    names |= {name: name.upper() for name in typed.arguments}
+    typed = {}
+    for option in click_context.command.params:
+        source = click_context.get_parameter_source(option.name)
+        if source is not None and source.name == "COMMANDLINE":
+            words = option.secondary_opts if click_context.params[option.name] is False else option.opts
+            typed[option.name] = option.name.upper() if option.param_type_name == "argument" else words[0]
     for parameter in parameters:
         for rule in get_args(parameter.annotation)[1:]:
-            if isinstance(rule, Requires | Excludes) and parameter.name in names:
-                rule.refuse(names[parameter.name], frozenset(names.values()))
+            if isinstance(rule, Requires | Excludes) and parameter.name in typed:
+                rule.refuse(typed[parameter.name], frozenset(typed.values()))
 
 
 ReadDataOption = Annotated[
@@ -100,23 +65,10 @@ ReadDataOption = Annotated[
 ]
 """The option of `check` and `repair`."""
 
-ALL_PARAMETERS: Final = tuple(
-    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-    for name, default, annotation in (
-        (
-            "all_sources",
-            False,
-            Annotated[bool, typer.Option("--all", help="Every source in the settings file, one line per source.")],
-        ),
-        (
-            "jobs",
-            None,
-            Annotated[
-                int | None,
-                typer.Option(min=1, help="Concurrent processes of --all. Default: one per core."),
-                Requires("--all"),
-            ],
-        ),
-    )
+ALL_SOURCES_PARAMETER: Final = inspect.Parameter(
+    "all_sources",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[bool, typer.Option("--all", help="Every source in the settings file, a process for each.")],
 )
-"""The options of a command that can run for all sources."""
+"""The option of a command with `TAKES_ALL_SOURCES`."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from msgspec import field
 from msgspec.structs import asdict
 
 from pipeline import logs, progress
-from pipeline.command_options import TypedCommand
 from pipeline.config import PER_SOURCE_SETTINGS, SettingsLayers, load_layers, parse_settings, token_variable
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.global_options import GlobalOptions
@@ -29,9 +27,6 @@ class CommandContext(GlobalOptions, frozen=True):
 
     result_type: type | UnionType | None = None
     """The declared type of the command's result."""
-
-    typed: TypedCommand = field(default_factory=TypedCommand)
-    """The command as it was typed, without the global options."""
 
     @property
     def log_level(self) -> int:
@@ -107,19 +102,16 @@ class CommandContext(GlobalOptions, frozen=True):
         Raises `TypeError` if the result is not of the type that the command declares as `RESULT`.
         """
         if self.result_type is not None and not isinstance(result, self.result_type):
-            raise TypeError(f"{self.typed.name}: the result is a {type(result).__name__}")
+            raise TypeError(f"the result is a {type(result).__name__}")
         if self.as_json:
             text = encode_result(result, code) + "\n"
         sys.stdout.write(text if isinstance(text, str) else text())
         return code
 
 
-def create_context(
-    options: GlobalOptions, typed: TypedCommand, result_type: type | UnionType | None = None
-) -> CommandContext:
+def create_context(options: GlobalOptions, result_type: type | UnionType | None = None) -> CommandContext:
     """Return the context of a command. Start logging, and redact the tokens in the environment."""
-    values = asdict(options)
-    context = CommandContext(**values, typed=typed, result_type=result_type)
+    context = CommandContext(**asdict(options), result_type=result_type)
     logs.register_secrets(*tokens_in_environment())
     logs.configure(context.log_level, as_json=context.log_json, file=context.log_file)
     return context

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import typer
@@ -13,7 +12,6 @@ from pipeline.child_commands import run_maintenance
 from pipeline.command_options import Excludes
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
-from pipeline.formatting import pluralize
 from pipeline.maintenance.compact import compact_if_due
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.monitoring.after_run import LakeBefore, LakeStats, RunDelta, measure_delta, monitored_run
@@ -50,6 +48,7 @@ class SyncOutcome(SyncSummary, frozen=True, kw_only=True):
     verify: VerifyResult | VerifyStopped | None = None
 
 
+TAKES_ALL_SOURCES: Final = True
 RESULT: Final = SyncOutcome
 
 
@@ -144,10 +143,3 @@ def _format_verify(
     if isinstance(verification, VerifyResult) and (prints_summary or not verification.consistent):
         return f"verify (due every {settings.verify_every_days:g} days):\n{format_verification(verification)}"
     return ""
-
-
-def describe_source(result: Mapping[str, Any]) -> str:
-    """Return the line of a source from its JSON object."""
-    rejects = f", {pluralize(result['rejects'], 'reject')}" if result["rejects"] else ""
-    files = f"snapshot {result['snapshot']}, {pluralize(result['files_stored'], 'file')} fetched{rejects}"
-    return f"{files}, watermark {result['watermark'] or 'none yet'} ({result['seconds']:.1f} s)"

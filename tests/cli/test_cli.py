@@ -190,7 +190,7 @@ def test_the_shell_completes_commands_and_options(tmp_path: Path, scanlake: Scan
     for typed, offered, others in (
         ("", {"sync", "check", "snapshots"}, {"--lake"}),
         ("snap", {"snapshots"}, {"sync"}),
-        ("sync --", {"--since", "--all", "--jobs", "--set", "--lake", "--source", "--json"}, {"--tables"}),
+        ("sync --", {"--since", "--all", "--set", "--lake", "--source", "--json"}, {"--tables"}),
         ("export --t", {"--tables"}, {"--lake"}),
     ):
         words = ["scanlake", *typed.split(" ")]

@@ -60,7 +60,7 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("status --set lang", "--set lang: no value. Use --set NAME=VALUE"),
     ("SCANLAKE_TOKEN= sync --set token_file=gone", "token_file gone: No such file"),
     ("sync --config gone.toml", "gone.toml: not found"),
-    ("sync --jobs 3", "--jobs requires --all"),
+    ("share A --yes", "--yes requires --send-email"),
     # An empty path, as of an unset variable, is not the current folder, and DuckDB reads no pattern
     ("status --lake ''", "'--lake': is empty; give a path."),
     ("status --config ''", "'--config': is empty; give a path."),
