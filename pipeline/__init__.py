@@ -13,13 +13,12 @@ TYPE_CHECKING = False  # as in `pipeline.__main__`
 if TYPE_CHECKING:
     from typing import Any, Final
 
-    from pipeline.api import OpenLake, open_lake, sync_lake, sync_lake_async
+    from pipeline.api import open_lake, sync_lake, sync_lake_async
     from pipeline.client import Client
     from pipeline.errors import ScanlakeError
 
 __all__ = [
     "Client",
-    "OpenLake",
     "ScanlakeError",
     "__version__",
     "open_lake",
