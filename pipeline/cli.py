@@ -32,7 +32,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from pipeline.command_options import ALL_SOURCES_PARAMETER, check_option_rules
+from pipeline.command_options import ALL_SOURCES_PARAMETER, GlobalOptions, check_option_rules
 from pipeline.errors import (
     EXIT_CODE_MEANINGS,
     BugError,
@@ -44,7 +44,6 @@ from pipeline.errors import (
     root_cause,
     to_scanlake_error,
 )
-from pipeline.global_options import GlobalOptions
 from pipeline.parent_process import end_with_parent
 from pipeline.stop_signals import end_process, interrupt_command, replace_handlers
 from pipeline.tokens import tokens_in_environment
@@ -102,11 +101,7 @@ def _find_commands() -> dict[str, Command]:
 
 COMMANDS: Final = _find_commands()
 
-_SYNONYMS: Final = {"prune": "rebuild", "fetch": "sync", "pull": "sync", "doctor": "check", "fsck": "check"}
-"""Commands of other tools, and what scanlake has for them."""
-
-_IRREVERSIBLE: Final = frozenset({"purge", "share"})
-_ALIASES: Final = {"help": "--help", "version": "--version"}
+_IRREVERSIBLE: Final = frozenset({"purge", "share"})  # never suggested
 _GC_THRESHOLDS: Final = (20_000, 20, 20)
 """Collect cycles rarely: importing `sync` triggers 13 collections instead of 197, and a crawl creates few cycles."""
 
@@ -142,8 +137,6 @@ _STREAM_ERRORS: Final = {"stdin": "strict", "stdout": "backslashreplace", "stder
 def _run(arguments: list[str]) -> int:
     try:
         _refuse_token(arguments)
-        if arguments and arguments[0] in _ALIASES:
-            arguments = [*arguments[1:], _ALIASES[arguments[0]]]
         code = _describe_types(get_command(app)).main(args=arguments, prog_name=NAME, standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:  # the only catch-all: no traceback reaches the screen
@@ -198,16 +191,10 @@ class _LazyCommands(TyperGroup):
             function = _wrap_command(_import_module(command.module), for_completion=ctx.resilient_parsing)
             return name, _to_click(name, function, command), rest
         if not ctx.resilient_parsing:
-            similar = _suggest_commands(name)
+            harmless = [command for command in COMMANDS if command not in _IRREVERSIBLE]
+            similar = difflib.get_close_matches(name, harmless, n=1)
             ctx.fail(f"No such command: {name}." + (f" Did you mean {similar[0]}?" if similar else ""))
         return None, None, rest
-
-
-def _suggest_commands(name: str) -> list[str]:
-    """Return the command that was probably meant; never one whose effect cannot be undone."""
-    if name in _SYNONYMS:
-        return [_SYNONYMS[name]]
-    return difflib.get_close_matches(name, [command for command in COMMANDS if command not in _IRREVERSIBLE], n=1)
 
 
 def _import_module(name: str) -> Any:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import asdict
 
 from pipeline import logs, progress
+from pipeline.command_options import GlobalOptions
 from pipeline.config import PER_SOURCE_SETTINGS, SettingsLayers, load_layers, parse_settings, token_variable
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.global_options import GlobalOptions
 from pipeline.lake.lake_folder import missing_catalog_error
 from pipeline.lake.layout import LakeLayout
 from pipeline.results import encode_result

@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from pipeline.client.client import Client
 from pipeline.client.factory import create_client
 from pipeline.client.protocol import NotFound
-from pipeline.command_options import Excludes
+from pipeline.command_options import Excludes, is_date, parse_bound
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_minute, pluralize
@@ -22,7 +22,6 @@ from pipeline.logs import to_one_line
 from pipeline.process import run_async
 from pipeline.settings import require_base_url
 from pipeline.text_tables import format_table
-from pipeline.time_bounds import is_date, parse_bound
 from schemas.includes import INCLUDES
 from schemas.json_decode import decode_json
 from schemas.requests import MAX_LIMIT, MAX_LIMIT_WITH_INCLUDES, FileQuery

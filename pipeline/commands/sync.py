@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from pipeline.child_commands import run_maintenance
-from pipeline.command_options import Excludes
+from pipeline.command_options import Excludes, parse_range
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.maintenance.compact import compact_if_due
@@ -26,7 +26,6 @@ from pipeline.settings import Settings, require_base_url
 from pipeline.sync.regular_verify import VerifyStopped, verify_if_due
 from pipeline.sync.sync import SyncSummary, TimeRange, sync
 from pipeline.sync.verify import VerifyResult
-from pipeline.time_bounds import parse_range
 
 GROUP: Final = "Fetch data"
 

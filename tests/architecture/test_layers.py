@@ -29,7 +29,7 @@ LAYERS: Final = (
     {"flatten"},
     {"worker_process", "live_progress"},
     {"child_commands", "config", "findings", "process", "settings_template", "templates", "text_tables"},
-    {"progress", "settings", "global_options", "command_options", "output_formats", "time_bounds"},
+    {"progress", "settings", "command_options", "output_formats"},
     {"setting_checks", "terminal_prompt", "logs"},
     {"log_events"},
     {

@@ -66,8 +66,7 @@ def test_every_command_has_help(name: str, main: Scanlake) -> None:
 
 def test_version_and_nothing(main: Scanlake) -> None:
     """--version prints the version; no command at all shows where to begin, and is a mistake."""
-    assert main("--version").out == main("version").out == "scanlake 0.1.0\n"
-    assert "Usage: scanlake purge" in main("help", "purge").out
+    assert main("--version").out == "scanlake 0.1.0\n"
     answer = main()
     assert (answer.code, len(answer.out.splitlines()) <= 20) == (ExitCode.USAGE, True)
     shown = re.findall(r"^  scanlake (\w+)  ", answer.out, re.MULTILINE)

@@ -18,7 +18,7 @@ SERVICE: Final = {"SCANLAKE_BASE_URL": "http://127.0.0.1:9", "SCANLAKE_TOKEN": "
 MISTAKES: Final = (  # the line as it is typed, with variables before it, and a part of the answer
     # Names of commands and options
     ("satus", "scanlake: No such command: satus. Did you mean status? See `scanlake --help`."),
-    ("prune", "scanlake: No such command: prune. Did you mean rebuild? See `scanlake --help`."),
+    ("prune", "scanlake: No such command: prune. See `scanlake --help`."),
     ("purg", "scanlake: No such command: purg. See `scanlake --help`."),  # what cannot be undone is not offered
     ("status --rnus 3", "scanlake: No such option: --rnus. Did you mean --runs? See `scanlake status --help`."),
     ("--jsn status", "scanlake: No such option: --jsn. Did you mean --json? See `scanlake --help`."),
