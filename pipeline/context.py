@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+import typer
 from msgspec.structs import asdict
 
 from pipeline import logs, progress
 from pipeline.command_options import GlobalOptions
 from pipeline.config import PER_SOURCE_SETTINGS, SettingsLayers, load_layers, parse_settings, token_variable
 from pipeline.errors import ExitCode, SettingsError
+from pipeline.formatting import encode_result
 from pipeline.lake.lake_folder import missing_catalog_error
 from pipeline.lake.layout import LakeLayout
-from pipeline.results import encode_result
 from pipeline.settings import Settings, load_token
 from pipeline.tokens import tokens_in_environment
 
@@ -123,3 +124,15 @@ def require_catalog(settings: Settings) -> LakeLayout:
     if not layout.catalog.is_file():  # lake.reader would import DuckDB
         raise missing_catalog_error(layout, settings)
     return layout
+
+
+# The question before a command does what is hard to take back
+
+
+def require_confirmation(details: str, question: str, *, refusal: str) -> None:
+    """Show `details` on stderr and ask. Scripts use --yes. Raises `SettingsError` unless the answer is yes."""
+    sys.stderr.write(details)
+    if not sys.stdin.isatty():
+        raise SettingsError(refusal, hint="Add --yes to do it without a question.")
+    if not typer.confirm(question, err=True):
+        raise SettingsError(refusal, hint="Answer y, or add --yes.")

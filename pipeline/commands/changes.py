@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from pipeline.context import CommandContext, require_catalog
 from pipeline.errors import ExitCode, SettingsError
+from pipeline.formatting import format_json_instant
 from pipeline.lake.snapshots import Change, diff_snapshots, read_snapshot, require_snapshot
-from pipeline.results import format_json_instant
 from pipeline.text_tables import format_table
 from schemas.timestamps import to_datetime
 

@@ -27,8 +27,7 @@ from pipeline.errors import (
 )
 from pipeline.formatting import pluralize
 from pipeline.process import run_async
-from pipeline.settings import TOKEN_VARIABLE, validate_token
-from pipeline.settings_template import render_settings_file
+from pipeline.settings import TOKEN_VARIABLE, render_settings_file, validate_token
 from pipeline.urls import API_PREFIX, is_loopback
 
 GROUP: Final = "Set up"

@@ -14,9 +14,9 @@ from msgspec import Struct
 from pipeline.client.client import Client
 from pipeline.client.factory import create_client
 from pipeline.command_options import Excludes, Requires
-from pipeline.context import CommandContext
+from pipeline.context import CommandContext, require_confirmation
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
-from pipeline.formatting import pluralize
+from pipeline.formatting import format_json_instant, pluralize
 from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog, run_interruptibly
@@ -25,10 +25,8 @@ from pipeline.logs import to_one_line
 from pipeline.process import run_async
 from pipeline.reports.job import publish_if_unlocked
 from pipeline.reports.selection import select_references
-from pipeline.results import format_json_instant
 from pipeline.settings import Settings, require_base_url
 from pipeline.shares import ShareOutcome, ShareRun, build_requests, lock_shares
-from pipeline.terminal_prompt import require_confirmation
 from pipeline.text_tables import format_table
 from schemas.requests import ShareRequest
 from schemas.timestamps import now_us

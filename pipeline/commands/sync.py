@@ -12,6 +12,7 @@ from pipeline.child_commands import run_maintenance
 from pipeline.command_options import Excludes, parse_range
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
+from pipeline.formatting import to_json_value
 from pipeline.maintenance.compact import compact_if_due
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.monitoring.after_run import LakeBefore, LakeStats, RunDelta, measure_delta, monitored_run
@@ -20,7 +21,6 @@ from pipeline.monitoring.run_result import RunResult
 from pipeline.process import run_async
 from pipeline.publish_after_run import publish_in_subprocess
 from pipeline.publish_outcome import PublishOutcome
-from pipeline.results import to_json_value
 from pipeline.run_summaries import format_sync_summary, format_verification
 from pipeline.settings import Settings, require_base_url
 from pipeline.sync.regular_verify import VerifyStopped, verify_if_due

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.csv_rows import escape_formula
 from pipeline.errors import SettingsError
 from pipeline.lake.export_folder import staging_path
 from pipeline.lake.sql import sql_escape_formula, sql_identifier, sql_literal
 from pipeline.lake.xlsx import write_workbook
 from pipeline.output_formats import OutputFormat
+from pipeline.text_tables import escape_formula
 from schemas.tables import BY_NAME, TABLES
 
 if TYPE_CHECKING:

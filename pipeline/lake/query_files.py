@@ -8,10 +8,10 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import pyarrow.csv
 import pyarrow.parquet
 
-from pipeline.csv_rows import escape_formula
 from pipeline.lake.query_result import BATCH_ROWS, read_batches
 from pipeline.lake.query_table import cast_to_text
 from pipeline.lake.sql import sql_escape_formula, sql_identifier
+from pipeline.text_tables import escape_formula
 
 if TYPE_CHECKING:
     import duckdb

@@ -28,14 +28,11 @@ LAYERS: Final = (
     {"client", "lake"},
     {"flatten"},
     {"worker_process", "live_progress"},
-    {"child_commands", "config", "findings", "process", "settings_template", "templates", "text_tables"},
+    {"child_commands", "config", "findings", "process", "templates", "text_tables"},
     {"progress", "settings", "command_options", "output_formats"},
-    {"setting_checks", "terminal_prompt", "logs"},
+    {"logs"},
     {"log_events"},
-    {
-        *("errors", "version", "formatting", "csv_rows", "atomic_files", "parent_process", "paths", "tokens", "urls"),
-        *("stop_signals", "results"),
-    },
+    {"errors", "version", "formatting", "atomic_files", "parent_process", "tokens", "urls", "stop_signals"},
 )
 """From top to bottom. A unit may import units below it, never units of its own layer; schemas is below all."""
 
