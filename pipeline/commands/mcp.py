@@ -91,16 +91,15 @@ def create_server(context: CommandContext, limits: QueryLimits) -> "MCPServer[An
 
     @tool
     async def list_tables() -> dict[str, Any]:
-        """List the tables and views of the lake, with what a row is and the number of rows."""
+        """List the tables and views of the lake, with what a row is."""
         dictionary = await run_for_object(context, "tables", seconds=limits.seconds)
-        names = ("name", "comment", "rows")
-        return {kind: [{name: table[name] for name in names} for table in dictionary[kind]] for kind in _KINDS}
+        return {"tables": [{name: table[name] for name in ("name", "comment")} for table in dictionary["tables"]]}
 
     @tool
     async def describe_table(name: str) -> dict[str, Any]:
         """Describe the columns of a table or view, as list_tables names it: type, meaning, keys."""
         dictionary = await run_for_object(context, "tables", "--", name, seconds=limits.seconds)
-        return next(dict(table) for kind in _KINDS for table in dictionary[kind])
+        return dict(dictionary["tables"][0])
 
     @tool
     async def query(sql: str) -> dict[str, Any]:
@@ -113,9 +112,6 @@ def create_server(context: CommandContext, limits: QueryLimits) -> "MCPServer[An
         return await run_for_object(context, "status", seconds=limits.seconds)
 
     return server
-
-
-_KINDS: Final = ("tables", "views")
 
 
 def _describe_failure(error: Exception) -> str:

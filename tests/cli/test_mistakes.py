@@ -104,7 +104,7 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("query \"COPY files TO 'x.csv'\"", "COPY: a query reads tables only. Use SELECT, FROM, PIVOT, DESCRIBE or SHOW"),
     ("tables upload", "Did you mean uploads?"),
     ("tables _parts", "_parts"),
-    ("tables meta.runs --lake nowhere", "Views and the tables of meta require a lake."),
+    ("tables meta.runs --lake nowhere", "/nowhere. Run `scanlake sync` first, or correct --lake."),
 )  # fmt: skip
 
 
