@@ -19,7 +19,7 @@ LAYERS: Final = (
     {"__main__"},
     {"cli"},
     {"commands", "api"},
-    {"sources", "run_summaries", "publish_after_run", "output_file", "query_process"},
+    {"sources", "run_summaries", "publish_after_run"},
     {"context", "publish_outcome"},
     {
         *("sync", "maintenance", "reports", "shares", "monitoring", "pages", "publish", "images"),

@@ -16,9 +16,9 @@ import duckdb
 import pytest
 
 from pipeline.commands import mcp
+from pipeline.commands.mcp import QueryLimits
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
-from pipeline.query_process import QueryLimits
 from tests.cli.test_query_access import fingerprint
 from tests.forked_process import fork_command, forked_children
 from tests.logging_reset import logging_as_before
