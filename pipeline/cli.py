@@ -44,8 +44,7 @@ from pipeline.errors import (
     root_cause,
     to_scanlake_error,
 )
-from pipeline.parent_process import end_with_parent
-from pipeline.stop_signals import end_process, interrupt_command, replace_handlers
+from pipeline.stop_signals import end_process, end_with_parent, interrupt_command, replace_handlers
 from pipeline.tokens import tokens_in_environment
 from pipeline.version import __version__
 

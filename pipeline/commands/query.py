@@ -14,7 +14,6 @@ import typer
 from msgspec import Struct
 
 from pipeline.atomic_files import atomic_write
-from pipeline.command_options import Excludes
 from pipeline.config import load_all_sources
 from pipeline.context import CommandContext, require_catalog
 from pipeline.errors import ExitCode, SettingsError
@@ -71,9 +70,7 @@ def run(
     sql: Annotated[
         str | None,
         typer.Argument(metavar="SQL", help="Query. -: standard input. Left out on a terminal: DuckDB's client."),
-        Excludes("--file"),
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the query from this file.")] = None,
     output_format: Annotated[
         OutputFormat | None,
         format_option(*_FORMATS, text="Output format. Default: by the extension of --out, otherwise table."),
@@ -98,7 +95,7 @@ def run(
     leading '; --no-formula-escape leaves it unchanged. JSON has instants as ISO-8601 in UTC. A table shows the first
     200 rows, and on a narrow terminal one line per column; all other formats write all rows, exactly.
     """
-    if sql is None and file is None and out is None and sys.stdin.isatty() and sys.stdout.isatty() and not all_sources:
+    if sql is None and out is None and sys.stdin.isatty() and sys.stdout.isatty() and not all_sources:
         _start_client(require_catalog(context.settings()).catalog)
     open_lake, lakes, memory = _select_lakes(context, all_sources=all_sources)
     target = _resolve_output(out, lakes)
@@ -108,7 +105,7 @@ def run(
         raise SettingsError(f"The format {chosen} needs a file.", hint="Add --out FILE.")
     if chosen is OutputFormat.XLSX:
         check_xlsx_installed()
-    query = _read_sql(sql, file)
+    query = _read_sql(sql)
     write = _find_writer(chosen, exact=no_formula_escape)
     with open_lake() as lake, translate_query_errors("Run `scanlake tables` to list tables and columns."):
         warn_if_incomplete(lake)
@@ -142,18 +139,12 @@ def _select_lakes(context: CommandContext, *, all_sources: bool) -> tuple[_OpenL
     return partial(open_all_catalogs, lakes, memory=memory), list(lakes.values()), memory
 
 
-def _read_sql(sql: str | None, file: Path | None) -> str:
-    text = sql or ""
+def _read_sql(sql: str | None) -> str:
     try:
-        if file is not None:
-            text = file.read_text(encoding="utf-8")
-        elif sql in {None, "-"}:
-            text = sys.stdin.read()
+        text = sys.stdin.read() if sql in {None, "-"} else sql or ""
         text.encode()
-    except OSError as error:
-        raise SettingsError(f"--file {file}: {error.strerror}.", hint="Use a readable file.") from None
     except UnicodeError:
-        raise SettingsError("The query is not UTF-8.", hint="Use UTF-8 for the file or the terminal.") from None
+        raise SettingsError("The query is not UTF-8.", hint="Use UTF-8 for the input or the terminal.") from None
     text = strip_trailing_semicolon(text)
     if not text.strip():
         raise SettingsError(

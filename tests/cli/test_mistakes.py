@@ -91,8 +91,6 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("query", "The query is empty."),
     ("query -", "The query is empty."),
     ("query '; -- nothing'", "The query is empty."),
-    ("query 'SELECT 1' --file q.sql", "exclude each other"),
-    ("query -f nope.sql", "--file nope.sql: No such file or directory."),
     ("query 'SELECT 1' -o nodir/x.csv", "--out nodir/x.csv: folder nodir does not exist."),
     ("query 'SELECT 1' -o . --format csv", "--out . is a folder."),
     ("query 'SELECT 1' -o circle --format csv", "--out circle is a link that refers to itself."),

@@ -47,7 +47,7 @@ def write(text: str) -> None:
 def test_a_source_has_what_stands_above_and_its_own() -> None:
     """What stands above the tables holds for all; a table wins over it, and each has a lake and a log of its own."""
     write(TWO)
-    north, south = (load(None, {}, source=name) for name in ("north", "South"))
+    north, south = (load(None, {}, source=name) for name in ("north", "south"))
     assert source_names(None) == ["north", "south"]
     assert (north.base_url, north.max_concurrency, north.lake) == ("https://north.example", 3, Path("lakes/north"))
     assert (south.base_url, south.max_concurrency, south.lake) == ("https://south.example", 2, Path("own"))
@@ -111,7 +111,8 @@ def test_one_source_needs_not_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None
         ("[sources.file]\n", "file", "'file' is not a valid name of a source"),
         ("[sources.memory]\n", "memory", "'memory' is not a valid name of a source"),
         ('[sources."a/b"]\n', None, "'a/b' is not a valid name of a source"),
-        ("[sources.a-b]\n[sources.A_B]\n", "a-b", "sources a-b and A_B use the same environment variable"),
+        ("[sources.a-b]\n", "a-b", "'a-b' is not a valid name of a source"),
+        ("[sources.North]\n", "North", "'North' is not a valid name of a source"),
         ('[sources.a]\nlake = "x"\n[sources.b]\nlake = "./x"\n', "a", "Sources a and b in .* have the same lake"),
         ('[sources.a]\n[sources.b]\nlake = "lake/a"\n', "b", "have the same lake"),
         ('lake = ""', None, r"lake \(scanlake.toml\) is empty"),
