@@ -14,7 +14,7 @@ TYPE_CHECKING = False  # as in `pipeline.__main__`
 if TYPE_CHECKING:
     from typing import Any, Final
 
-    from pipeline.api import OpenLake, open_lake, sync_lake, sync_lake_async
+    from pipeline.api import open_lake, sync_lake, sync_lake_async
     from pipeline.client.client import Client
     from pipeline.errors import ScanlakeError
     from schemas.requests import FileQuery, ReportRequest, ShareRequest
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Client",
     "FileQuery",
-    "OpenLake",
     "ReportRequest",
     "ScanlakeError",
     "ShareRequest",

@@ -13,67 +13,29 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import ExitStack
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any
 
 from pipeline.child_commands import create_child_error, run_command, write_line
 from pipeline.config import token_variable
-from pipeline.lake.reader import check_query, fetch_catalog_columns, fetch_dicts, open_catalog, translate_query_errors
+from pipeline.lake.reader import open_catalog
 from pipeline.settings import PREFIX, Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import duckdb
 
-_HINT: Final = "Call `tables()` to list the tables."
 
+@contextmanager
+def open_lake(folder: Path | str = "lake") -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open the published catalog of a lake: one snapshot, also while syncs run. SQL can read its tables only.
 
-class OpenLake:
-    """A lake's published catalog, opened read-only: one snapshot, also while syncs run. Close it, or use `with`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._stack = ExitStack()
-        self._db: duckdb.DuckDBPyConnection = self._stack.enter_context(open_catalog(Settings(lake=folder)))
-
-    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
-        """Return the rows of a query, which are read when they are used: `.df()`, `.arrow()`, `.fetchall()`.
-
-        The query may only read tables. Raises `SettingsError` for another one and for wrong SQL.
-        """
-        with translate_query_errors(_HINT):
-            check_query(self._db, query)
-            return self._db.sql(query)
-
-    def tables(self) -> dict[str, str]:
-        """Return the comment of each table and view by its name; those of `meta` have the schema in front."""
-        return {row["name"]: row["comment"] for row in fetch_catalog_columns(self._db)}
-
-    def freshness(self) -> dict[str, Any]:
-        """Return the row of `meta.freshness`: the snapshot, its watermark and age, and counts of files."""
-        (row,) = fetch_dicts(self._db, "FROM meta.freshness")
-        return row
-
-    def refresh(self) -> None:
-        """Open the newest snapshot. Results of earlier queries that were not read yet become invalid."""
-        self.close()
-        self._stack = ExitStack()
-        self._db = self._stack.enter_context(open_catalog(Settings(lake=self.folder)))
-
-    def close(self) -> None:
-        """Close the catalog."""
-        self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
-def open_lake(folder: Path | str = "lake") -> OpenLake:
-    """Open the lake in a folder for queries. Raises `SettingsError` if there is none."""
-    return OpenLake(Path(folder))
+    Raises `SettingsError` if there is none, and the errors of DuckDB for wrong SQL.
+    """
+    with open_catalog(Settings(lake=Path(folder))) as lake:
+        yield lake
 
 
 def sync_lake(

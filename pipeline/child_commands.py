@@ -26,7 +26,7 @@ from pipeline.errors import (
     StorageError,
 )
 from pipeline.logs import get_logger
-from pipeline.parent_process import name_parent
+from pipeline.stop_signals import name_parent
 from pipeline.tokens import environment_without_tokens
 
 if TYPE_CHECKING:

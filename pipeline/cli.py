@@ -2,9 +2,9 @@
 
 A command is a module of `pipeline.commands` with a function `run` and a constant `GROUP`; the first line of `run`'s
 docstring is its line in the help. Both are read as text, and a module is imported only when its command is called, so
-that `scanlake --help` is fast. A positional parameter of `run` receives the `CommandContext`. A module with a function
-`describe_source` also has `--all`: a process for each source, and one line of it (see `pipeline.sources`). `RESULT`
-is the struct that the command prints with `--json`.
+that `scanlake --help` is fast. A positional parameter of `run` receives the `CommandContext`. A module with
+`TAKES_ALL_SOURCES` also has `--all`: a process for each source (see `pipeline.sources`). `RESULT` is the struct that
+the command prints with `--json`.
 """
 
 # Annotations are evaluated here: typer reads them. Hence no `from __future__ import annotations`.
@@ -32,7 +32,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from pipeline.command_options import ALL_PARAMETERS, check_option_rules, read_typed_options
+from pipeline.command_options import ALL_SOURCES_PARAMETER, GlobalOptions, check_option_rules
 from pipeline.errors import (
     EXIT_CODE_MEANINGS,
     BugError,
@@ -44,9 +44,7 @@ from pipeline.errors import (
     root_cause,
     to_scanlake_error,
 )
-from pipeline.global_options import GlobalOptions
-from pipeline.parent_process import end_with_parent
-from pipeline.stop_signals import end_process, interrupt_command, replace_handlers
+from pipeline.stop_signals import end_process, end_with_parent, interrupt_command, replace_handlers
 from pipeline.tokens import tokens_in_environment
 from pipeline.version import __version__
 
@@ -102,11 +100,7 @@ def _find_commands() -> dict[str, Command]:
 
 COMMANDS: Final = _find_commands()
 
-_SYNONYMS: Final = {"prune": "rebuild", "fetch": "sync", "pull": "sync", "doctor": "check", "fsck": "check"}
-"""Commands of other tools, and what scanlake has for them."""
-
-_IRREVERSIBLE: Final = frozenset({"purge", "share"})
-_ALIASES: Final = {"help": "--help", "version": "--version"}
+_IRREVERSIBLE: Final = frozenset({"purge", "share"})  # never suggested
 _GC_THRESHOLDS: Final = (20_000, 20, 20)
 """Collect cycles rarely: importing `sync` triggers 13 collections instead of 197, and a crawl creates few cycles."""
 
@@ -142,8 +136,6 @@ _STREAM_ERRORS: Final = {"stdin": "strict", "stdout": "backslashreplace", "stder
 def _run(arguments: list[str]) -> int:
     try:
         _refuse_token(arguments)
-        if arguments and arguments[0] in _ALIASES:
-            arguments = [*arguments[1:], _ALIASES[arguments[0]]]
         code = _describe_types(get_command(app)).main(args=arguments, prog_name=NAME, standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:  # the only catch-all: no traceback reaches the screen
@@ -169,8 +161,16 @@ _OUTPUT_ERRNOS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EIO, errno.E
 # Commands, imported when called
 
 
+_ARGV: Final = f"{__name__}.argv"
+
+
 class _LazyCommands(TyperGroup):
     """The commands of `COMMANDS`; a module is imported only to run its command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the command line for `--all`."""
+        ctx.meta[_ARGV] = tuple(args)
+        return list(super().parse_args(ctx, args))
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
@@ -187,19 +187,13 @@ class _LazyCommands(TyperGroup):
             name, *rest = f"{name} {rest[0]}", *rest[1:]
         command = COMMANDS.get(name)
         if command is not None:
-            function = _wrap_command(name, _import_module(command.module), for_completion=ctx.resilient_parsing)
+            function = _wrap_command(_import_module(command.module), for_completion=ctx.resilient_parsing)
             return name, _to_click(name, function, command), rest
         if not ctx.resilient_parsing:
-            similar = _suggest_commands(name)
+            harmless = [command for command in COMMANDS if command not in _IRREVERSIBLE]
+            similar = difflib.get_close_matches(name, harmless, n=1)
             ctx.fail(f"No such command: {name}." + (f" Did you mean {similar[0]}?" if similar else ""))
         return None, None, rest
-
-
-def _suggest_commands(name: str) -> list[str]:
-    """Return the command that was probably meant; never one whose effect cannot be undone."""
-    if name in _SYNONYMS:
-        return [_SYNONYMS[name]]
-    return difflib.get_close_matches(name, [command for command in COMMANDS if command not in _IRREVERSIBLE], n=1)
 
 
 def _import_module(name: str) -> Any:
@@ -262,7 +256,7 @@ _GLOBAL_OPTIONS: Final = tuple(
 )
 
 
-def _wrap_command(name: str, module: Any, *, for_completion: bool) -> Callable[..., ExitCode | None]:
+def _wrap_command(module: Any, *, for_completion: bool) -> Callable[..., ExitCode | None]:
     """Return `run` as typer sees it: its own options and the global ones, without the context.
 
     The help of a command is short without the global options, completion needs them.
@@ -271,22 +265,20 @@ def _wrap_command(name: str, module: Any, *, for_completion: bool) -> Callable[.
     parameters = inspect.signature(run).parameters.values()
     own = [parameter for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     takes_context = len(own) < len(parameters)
-    own += ALL_PARAMETERS if hasattr(module, "describe_source") else []
+    takes_all = hasattr(module, "TAKES_ALL_SOURCES")
+    own += [ALL_SOURCES_PARAMETER] if takes_all else []
     added = _GLOBAL_OPTIONS if for_completion else map(_hide_option, _GLOBAL_OPTIONS)
 
     def command(click_context: typer.Context, **options: Any) -> ExitCode | None:
         own_options = GlobalOptions(**{name: options.pop(name) for name in GlobalOptions.__struct_fields__})
-        typed = read_typed_options(name, click_context, [parameter.name for parameter in own])
-        check_option_rules(own, typed)
+        check_option_rules(click_context, own)
         create_context = _import_module("pipeline.context").create_context
         result_type = getattr(module, "RESULT", None)
-        context = create_context(own_options.merged_over(click_context.obj), typed, result_type)
+        context = create_context(own_options.merged_over(click_context.obj), result_type)
         call = partial(run, context) if takes_context else run
-        if hasattr(module, "describe_source"):
-            all_sources, jobs = (options.pop(parameter.name) for parameter in ALL_PARAMETERS)
-            if all_sources:
-                run_for_all = _import_module("pipeline.sources").run_for_all_sources
-                call, options = partial(run_for_all, context, module, jobs), {}
+        if takes_all and options.pop(ALL_SOURCES_PARAMETER.name):
+            run_for_all = _import_module("pipeline.sources").run_for_all_sources
+            call, options = partial(run_for_all, context, click_context.meta[_ARGV]), {}
         replace_handlers(interrupt_command, end_process)  # all is imported
         try:
             return ExitCode(call(**options))

@@ -1,98 +1,59 @@
-"""Options that go together or not, declared beside the option: `Annotated[bool, typer.Option(...), Requires("--all")]`.
+"""Options: which go together or not, those that every command has, and time bounds.
 
-The refusal's text comes from the declaration, so that no command writes its own.
+A rule is declared beside its option, such as `Annotated[bool, typer.Option(...), Requires("--all")]`. The refusal's
+text comes from the declaration, so that no command writes its own.
 """
 
 # Annotations are evaluated here: typer reads them. Hence no `from __future__ import annotations`.
 import inspect
-from collections.abc import Collection, Container, Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Annotated, Any, Final, get_args
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Annotated, Any, Final, Self, get_args
 
 import typer
 from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from pipeline.errors import SettingsError
+from schemas.timestamps import DAY, SECOND, parse_instant
 
 
-@dataclass(frozen=True, slots=True, init=False)
 class Requires:
     """The option is refused unless at least one of these options is given, too."""
 
-    options: tuple[str, ...]
-
     def __init__(self, *options: str) -> None:
-        object.__setattr__(self, "options", options)
+        self.options = options
 
-    def refuse(self, option: str, typed: frozenset[str]) -> None:
+    def refuse(self, option: str, typed: Collection[str]) -> None:
         """Raise `SettingsError` unless the rule is met. `typed`: all options of the command line."""
-        if not typed.intersection(self.options):
+        if not set(typed).intersection(self.options):
             required = " or ".join(self.options)
             raise SettingsError(f"{option} requires {required}.", hint=f"Add {required}, or leave out {option}.")
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class Excludes:
+class Excludes(Requires):
     """The option is refused beside any of these options."""
 
-    options: tuple[str, ...]
-
-    def __init__(self, *options: str) -> None:
-        object.__setattr__(self, "options", options)
-
-    def refuse(self, option: str, typed: frozenset[str]) -> None:
+    def refuse(self, option: str, typed: Collection[str]) -> None:
         """Raise `SettingsError` unless the rule is met. `typed`: all options of the command line."""
         for other in self.options:
             if other in typed:
                 raise SettingsError(f"{option} and {other} exclude each other.", hint=f"Leave out {option} or {other}.")
 
 
-class TypedCommand(Struct, frozen=True):
-    """A command as it was typed: its name and, by parameter, the words that give the parameter its value."""
-
-    name: str = ""
-    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    arguments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def to_argv(self, *, without: Container[str] = (), **arguments: tuple[str, ...]) -> list[str]:
-        """Return the same command as words, without some parameters; `arguments` replace those of the same name."""
-        options = [word for name, words in self.options.items() if name not in without for word in words]
-        values = [word for words in ({**self.arguments, **arguments}).values() for word in words]
-        return [*self.name.split(), *options, *(["--", *values] if values else [])]
-
-
-def read_typed_options(name: str, click_context: Any, parameters: Collection[str]) -> TypedCommand:
-    """Return what was typed for these parameters of the command, and nothing that is a default."""
-    options: dict[str, tuple[str, ...]] = {}
-    arguments: dict[str, tuple[str, ...]] = {}
-    for parameter in click_context.command.params:
-        source = click_context.get_parameter_source(parameter.name)
-        if parameter.name not in parameters or source is None or source.name != "COMMANDLINE":
-            continue
-        value = click_context.params[parameter.name]
-        values = value if isinstance(value, list | tuple) else [value]
-        if parameter.param_type_name == "argument":
-            arguments[parameter.name] = tuple(map(_to_word, values))
-        elif isinstance(value, bool):
-            options[parameter.name] = ((parameter.opts if value else parameter.secondary_opts)[0],)
-        else:
-            options[parameter.name] = tuple(word for item in values for word in (parameter.opts[0], _to_word(item)))
-    return TypedCommand(name, options, arguments)
-
-
-def _to_word(value: Any) -> str:
-    return str(value.value if isinstance(value, Enum) else value)
-
-
-def check_option_rules(parameters: Iterable[inspect.Parameter], typed: TypedCommand) -> None:
+def check_option_rules(click_context: Any, parameters: Iterable[inspect.Parameter]) -> None:
     """Raise `SettingsError` if an option was typed against a declared rule."""
-    names = {name: words[0] for name, words in typed.options.items()}
-    names |= {name: name.upper() for name in typed.arguments}
+    typed = {}
+    for option in click_context.command.params:
+        source = click_context.get_parameter_source(option.name)
+        if source is not None and source.name == "COMMANDLINE":
+            words = option.secondary_opts if click_context.params[option.name] is False else option.opts
+            typed[option.name] = option.name.upper() if option.param_type_name == "argument" else words[0]
     for parameter in parameters:
         for rule in get_args(parameter.annotation)[1:]:
-            if isinstance(rule, Requires | Excludes) and parameter.name in names:
-                rule.refuse(names[parameter.name], frozenset(names.values()))
+            if isinstance(rule, Requires) and parameter.name in typed:
+                rule.refuse(typed[parameter.name], typed.values())
 
 
 ReadDataOption = Annotated[
@@ -100,23 +61,97 @@ ReadDataOption = Annotated[
 ]
 """The option of `check` and `repair`."""
 
-ALL_PARAMETERS: Final = tuple(
-    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-    for name, default, annotation in (
-        (
-            "all_sources",
-            False,
-            Annotated[bool, typer.Option("--all", help="Every source in the settings file, one line per source.")],
-        ),
-        (
-            "jobs",
-            None,
-            Annotated[
-                int | None,
-                typer.Option(min=1, help="Concurrent processes of --all. Default: one per core."),
-                Requires("--all"),
-            ],
-        ),
-    )
+ALL_SOURCES_PARAMETER: Final = inspect.Parameter(
+    "all_sources",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[bool, typer.Option("--all", help="Every source in the settings file, a process for each.")],
 )
-"""The options of a command that can run for all sources."""
+"""The option of a command with `TAKES_ALL_SOURCES`."""
+
+
+# The options that every command has, before or after the command's name; the later one wins
+
+
+_PANEL: Final = "Global options"
+
+
+def _option(*names: str, help: str, **options: Any) -> Any:  # noqa: A002 - typer's name
+    return typer.Option(*names, help=help, rich_help_panel=_PANEL, show_default=False, **options)
+
+
+def _parse_path(text: str) -> Path:
+    """Refuse an empty path, for example from an unset variable: it would mean the current folder."""
+    if not text.strip():
+        raise typer.BadParameter("is empty; give a path")
+    return Path(text)
+
+
+_PATH_OPTION: Final = {"parser": _parse_path, "metavar": "PATH"}
+
+
+class GlobalOptions(Struct, frozen=True):
+    """Values of the global options; `None`, `False` and 0 mean that an option was not given."""
+
+    config: Annotated[
+        Path | None,
+        _option("--config", help="Settings file. Default: SCANLAKE_CONFIG, or ./scanlake.toml.", **_PATH_OPTION),
+    ] = None
+    source: Annotated[
+        str | None,
+        _option("--source", metavar="NAME", help="Source in the settings file. Default: SCANLAKE_SOURCE."),
+    ] = None
+    lake: Annotated[
+        Path | None,
+        _option("--lake", help="Folder of the lake. Default: lake, beside the settings file.", **_PATH_OPTION),
+    ] = None
+    set_values: Annotated[
+        list[str] | None,
+        _option("--set", metavar="NAME=VALUE", help="Value of a setting, for this command alone; repeatable."),
+    ] = None
+    as_json: Annotated[
+        bool, _option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")
+    ] = False
+    quiet: Annotated[bool, _option("--quiet", "-q", help="No progress; log only warnings and errors.")] = False
+    verbosity: Annotated[int, _option("-v", "--verbose", count=True, help="Log every step.")] = 0
+    log_json: Annotated[bool, _option("--log-json", help="Log JSON lines to stderr.")] = False
+    log_file: Annotated[
+        Path | None, _option("--log-file", help="Also log to this file, as JSON lines with tracebacks.", **_PATH_OPTION)
+    ] = None
+
+    def merged_over(self, outer: Self) -> Self:
+        """Return these options, with those of `outer` where none was given; --set adds up."""
+        values = asdict(self)
+        typed = {name: value for name, value in values.items() if value}
+        return replace(outer, **(typed | {"set_values": [*(outer.set_values or ()), *(self.set_values or ())]}))
+
+
+# Time bounds. A date alone is the start of its day as a lower bound, its end as an upper one
+
+
+_DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+
+
+def parse_range(since: str | None, until: str | None) -> tuple[int | None, int | None]:
+    """Return the range in seconds, its end exclusive. Raises `SettingsError` if it is empty."""
+    low, high = parse_bound("--since", since), parse_bound("--until", until)
+    if high is not None and until is not None and is_date(until):
+        high += DAY
+    if low is not None and high is not None and high <= low:
+        raise SettingsError("--until is not after --since.", hint="Use a later --until.")
+    return (None if low is None else low // SECOND, None if high is None else high // SECOND)
+
+
+def is_date(text: str) -> bool:
+    """Return whether the text is a date without a time."""
+    return _DATE.fullmatch(text.strip()) is not None
+
+
+def parse_bound(flag: str, text: str | None) -> int | None:
+    """Return the instant of an option, of a date its start. Raises `SettingsError`."""
+    if text is None:
+        return None
+    instant = parse_instant(text)
+    if instant is None:
+        raise SettingsError(f"{flag} {text}: not an instant.", hint="Use 2026-01-31 or 2026-01-31T12:00:00Z.")
+    return instant

@@ -32,8 +32,8 @@ _GLOBAL_OPTIONS: Final = frozenset({"lake", "log_file"})  # settings that are al
 PER_SOURCE_SETTINGS: Final = ("base_url", "token_file", "lake", "log_file")
 """Settings that no variable and no option can give to several sources."""
 
-_SOURCE_NAME_RE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
-_SOURCE_NAME_HINT: Final = "Use letters, digits, - and _, with a letter first."
+_SOURCE_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")  # each has its own variable for the token
+_SOURCE_NAME_HINT: Final = "Use small letters, digits and _, with a letter first."
 _RESERVED_SOURCE_NAMES: Final = frozenset({
     "file", "information_schema", "location", "main", "memory", "meta", "pg_catalog", "system", "temp"
 })  # fmt: skip
@@ -167,7 +167,7 @@ def load_all_sources(config: Path | None) -> dict[str, Settings]:
 
 def token_variable(source: str | None) -> str:
     """Return the variable of a source's token: SCANLAKE_TOKEN_NORTH for north."""
-    return TOKEN_VARIABLE if source is None else f"{TOKEN_VARIABLE}_{source.upper().replace('-', '_')}"
+    return TOKEN_VARIABLE if source is None else f"{TOKEN_VARIABLE}_{source.upper()}"
 
 
 # Sources
@@ -185,13 +185,12 @@ def _select_source(
                 hint="Select one with --source NAME, or use --all where the command has it.",
             )
         return next(iter(tables))
-    selected = {table.lower(): table for table in tables}.get(name.lower())
-    if selected is None:
+    if name not in tables:
         similar = difflib.get_close_matches(name, tables, n=1, cutoff=0.4)
         known = f" It has {', '.join(tables)}." if tables else " It has no [sources.NAME] tables."
         question = f" Did you mean {similar[0]}?" if similar else known
         raise SettingsError(f"No source {name} in {path or CONFIG_NAME}.{question}", hint="Correct --source.")
-    return selected
+    return name
 
 
 def _refuse_shared_lakes(sources: Iterable[SettingsLayers]) -> None:
@@ -206,18 +205,11 @@ def _refuse_shared_lakes(sources: Iterable[SettingsLayers]) -> None:
 
 
 def _refuse_bad_names(tables: Iterable[str], path: Path) -> None:
-    variables: dict[str, str] = {}
     for name in tables:
-        if not _SOURCE_NAME_RE.fullmatch(name) or name.lower() in _RESERVED_SOURCE_NAMES:
+        if not _SOURCE_NAME.fullmatch(name) or name in _RESERVED_SOURCE_NAMES:
             raise SettingsError(
                 f"{path}: {name!r} is not a valid name of a source.",
                 hint=f"{_SOURCE_NAME_HINT} Reserved: {', '.join(sorted(_RESERVED_SOURCE_NAMES))}.",
-            )
-        twin = variables.setdefault(token_variable(name), name)
-        if twin != name:
-            raise SettingsError(
-                f"{path}: sources {twin} and {name} use the same environment variable for their token.",
-                hint="Rename one source.",
             )
 
 

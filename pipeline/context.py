@@ -5,17 +5,16 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from msgspec import field
+import typer
 from msgspec.structs import asdict
 
 from pipeline import logs, progress
-from pipeline.command_options import TypedCommand
+from pipeline.command_options import GlobalOptions
 from pipeline.config import PER_SOURCE_SETTINGS, SettingsLayers, load_layers, parse_settings, token_variable
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.global_options import GlobalOptions
+from pipeline.formatting import encode_result
 from pipeline.lake.lake_folder import missing_catalog_error
 from pipeline.lake.layout import LakeLayout
-from pipeline.results import encode_result
 from pipeline.settings import Settings, load_token
 from pipeline.tokens import tokens_in_environment
 
@@ -29,9 +28,6 @@ class CommandContext(GlobalOptions, frozen=True):
 
     result_type: type | UnionType | None = None
     """The declared type of the command's result."""
-
-    typed: TypedCommand = field(default_factory=TypedCommand)
-    """The command as it was typed, without the global options."""
 
     @property
     def log_level(self) -> int:
@@ -107,19 +103,16 @@ class CommandContext(GlobalOptions, frozen=True):
         Raises `TypeError` if the result is not of the type that the command declares as `RESULT`.
         """
         if self.result_type is not None and not isinstance(result, self.result_type):
-            raise TypeError(f"{self.typed.name}: the result is a {type(result).__name__}")
+            raise TypeError(f"the result is a {type(result).__name__}")
         if self.as_json:
             text = encode_result(result, code) + "\n"
         sys.stdout.write(text if isinstance(text, str) else text())
         return code
 
 
-def create_context(
-    options: GlobalOptions, typed: TypedCommand, result_type: type | UnionType | None = None
-) -> CommandContext:
+def create_context(options: GlobalOptions, result_type: type | UnionType | None = None) -> CommandContext:
     """Return the context of a command. Start logging, and redact the tokens in the environment."""
-    values = asdict(options)
-    context = CommandContext(**values, typed=typed, result_type=result_type)
+    context = CommandContext(**asdict(options), result_type=result_type)
     logs.register_secrets(*tokens_in_environment())
     logs.configure(context.log_level, as_json=context.log_json, file=context.log_file)
     return context
@@ -131,3 +124,15 @@ def require_catalog(settings: Settings) -> LakeLayout:
     if not layout.catalog.is_file():  # lake.reader would import DuckDB
         raise missing_catalog_error(layout, settings)
     return layout
+
+
+# The question before a command does what is hard to take back
+
+
+def require_confirmation(details: str, question: str, *, refusal: str) -> None:
+    """Show `details` on stderr and ask. Scripts use --yes. Raises `SettingsError` unless the answer is yes."""
+    sys.stderr.write(details)
+    if not sys.stdin.isatty():
+        raise SettingsError(refusal, hint="Add --yes to do it without a question.")
+    if not typer.confirm(question, err=True):
+        raise SettingsError(refusal, hint="Answer y, or add --yes.")

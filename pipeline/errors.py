@@ -164,7 +164,7 @@ class StorageError(ScanlakeError):
     """The disk is full, or a file cannot be read or written."""
 
     exit_code = ExitCode.STORAGE
-    default_hint = "Free disk space or correct the permissions, then run again; the published lake is unchanged."
+    default_hint = "Free disk space or correct the permissions, then run again; nothing stored is lost."
 
     @classmethod
     def from_errno(cls, subject: str | None, number: int | None) -> StorageError:
@@ -173,7 +173,7 @@ class StorageError(ScanlakeError):
         return cls(f"{subject}: {problem}." if subject else f"{problem}.", hint=_ERRNO_HINTS.get(number or 0))
 
 
-_OPEN_FILES_HINT: Final = "Allow more open files (`ulimit -n 1024`), then run again; the published lake is unchanged."
+_OPEN_FILES_HINT: Final = "Allow more open files (`ulimit -n 1024`), then run again; nothing stored is lost."
 _ERRNO_HINTS: Final = {
     errno.EMFILE: _OPEN_FILES_HINT,
     errno.ENFILE: _OPEN_FILES_HINT,

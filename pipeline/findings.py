@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from pipeline.formatting import pluralize
 from pipeline.logs import to_one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from pipeline.errors import ScanlakeError
 
@@ -111,11 +111,6 @@ def collect(findings: Iterable[Finding]) -> CheckResult:
     """Return the result of checks."""
     findings = tuple(findings)
     return CheckResult(dict(Counter(item.severity for item in findings)), findings)
-
-
-def read_finding(value: Mapping[str, Any]) -> Finding:
-    """Return the finding of a JSON object."""
-    return Finding(**{**value, "severity": Severity(value["severity"])})
 
 
 def format_finding(finding: Finding) -> str:

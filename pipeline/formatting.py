@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from datetime import datetime
-
+from msgspec import Struct
 
 UNKNOWN: Final = "-"
 """Text for a missing number or instant."""
@@ -115,3 +116,35 @@ def format_minute(at: datetime | None) -> str:
 def format_csp_hash(text: str) -> str:
     """Return the source expression that lets a Content-Security-Policy allow an inline style or script."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+# The result of a command as the one JSON object of --json: the only encoder of results
+
+
+def encode_result(result: object, exit_code: int) -> str:
+    """Return the JSON object of a result: `ok`, `exit_code` and the fields of the result, one line of ASCII.
+
+    Raises `TypeError` for a value that has no JSON form.
+    """
+    return json.dumps({"ok": exit_code == 0, "exit_code": int(exit_code)} | to_json_value(result))
+
+
+def to_json_value(value: Any) -> Any:
+    """Return the value as JSON's types: structs and mappings become objects, instants text with `Z`."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, datetime | PurePath):
+        return format_json_instant(value) if isinstance(value, datetime) else str(value)
+    if isinstance(value, Struct):
+        return {name: to_json_value(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, Mapping):
+        return {str(key): to_json_value(item) for key, item in value.items()}
+    if isinstance(value, Collection):
+        return [to_json_value(item) for item in value]
+    raise TypeError(f"{type(value).__name__} has no JSON form.")
+
+
+def format_json_instant(moment: datetime) -> str:
+    """Return ISO-8601 with `Z`, with a fraction only if there is one; a naive instant counts as UTC."""
+    aware = moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return aware.isoformat().replace("+00:00", "Z")

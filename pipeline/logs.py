@@ -25,8 +25,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO, Any, Final
 
-from pipeline.formatting import escape_controls
-from pipeline.results import format_json_instant
+from pipeline.formatting import escape_controls, format_json_instant
 from pipeline.tokens import MIN_SECRET_CHARS, encoded_forms
 
 REDACTED: Final = "[secret]"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pipeline.formatting import format_bytes, pluralize
+from pipeline.formatting import format_bytes, format_json_instant, pluralize
 from pipeline.logs import to_one_line
 from pipeline.progress import format_rate
-from pipeline.results import format_json_instant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,19 +7,26 @@ in the wrong setting.
 
 from __future__ import annotations
 
+import json
+import re
 import stat
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
-from pipeline import setting_checks
 from pipeline.errors import SettingsError, refuse_unreadable
 from pipeline.logs import get_logger
-from pipeline.paths import resolve_parents
 from pipeline.tokens import find_token_problem
-from pipeline.urls import parse_store_url, validate_proxy_url
+from pipeline.urls import API_PREFIX, normalize_base_url, parse_store_url, validate_proxy_url, validate_url
 from schemas.includes import INCLUDES, Include
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic.fields import FieldInfo
 
 PREFIX: Final = "SCANLAKE_"
 TOKEN_VARIABLE: Final = "SCANLAKE_TOKEN"  # noqa: S105 - the variable's name, not a token
@@ -31,6 +38,51 @@ KeepCount = Annotated[int, Field(ge=0, le=10_000)]
 _KEEP_NEWEST_OF: Final = "Also keep the newest snapshot of each of the last N {} (UTC) that have one. 0: none."
 
 
+# Checks of single settings. They raise `ValueError` with a text that follows the setting's name and has no value.
+
+
+def _check_base_url(url: str) -> str:
+    """Return the normalized base URL."""
+    if (version := re.search(r"/api/v\d+(?=/?$)", url)) and version[0] != API_PREFIX:
+        raise ValueError(f"must not end in {version[0]}; scanlake calls {API_PREFIX}")
+    return normalize_base_url(url)
+
+
+def _parse_includes(names: Any) -> Any:
+    """Return the names in a text that separates them by commas; `all` and `none` stand for lists."""
+    if isinstance(names, str):
+        names = [name.strip() for name in names.split(",") if name.strip()]
+    if isinstance(names, Sequence):
+        if list(names) == ["all"]:
+            return INCLUDES
+        return () if list(names) == ["none"] else names
+    return names
+
+
+def _check_path_has_no_pattern(path: Any) -> Any:
+    """Return the path of a folder unchanged. DuckDB reads some characters as a pattern."""
+    if isinstance(path, str) and not path.strip():
+        raise ValueError("is empty; give a folder, or . for the current folder")
+    if path is not None and re.search(r"[*?\[\\]", str(Path(path).absolute())):
+        raise ValueError("contains * ? [ or \\, which DuckDB reads as a pattern; use another folder")
+    return path
+
+
+def _check_notify_url(url: SecretStr | None) -> SecretStr | None:
+    """Return the URL unchanged. It can have a query."""
+    if url is not None:
+        validate_url(url.get_secret_value().partition("?")[0])
+    return url
+
+
+def _resolve_parents(path: Path) -> Path:
+    """Return the path without `..`. Links before the last `..` are followed, later ones stay."""
+    if ".." not in path.parts:
+        return path
+    end = len(path.parts) - path.parts[::-1].index("..")
+    return Path(*path.parts[:end]).resolve().joinpath(*path.parts[end:])
+
+
 class Settings(BaseModel):
     """Every setting of scanlake. `config.load` builds it; the class itself reads no files and no environment."""
 
@@ -38,7 +90,7 @@ class Settings(BaseModel):
         extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False, validate_default=True
     )
 
-    base_url: Annotated[str, AfterValidator(setting_checks.check_base_url)] | None = Field(
+    base_url: Annotated[str, AfterValidator(_check_base_url)] | None = Field(
         default=None,
         description="Base URL of the service; a final /api/v2 is ignored. Must be https, except on this machine.",
         examples=["https://service.example"],
@@ -51,9 +103,7 @@ class Settings(BaseModel):
         default="query",
         description='Where the token is sent: "query" (as the API describes) or "header" (not in URLs).',
     )
-    lake: Annotated[
-        Path, BeforeValidator(setting_checks.check_path_has_no_pattern), AfterValidator(resolve_parents)
-    ] = Field(
+    lake: Annotated[Path, BeforeValidator(_check_path_has_no_pattern), AfterValidator(_resolve_parents)] = Field(
         default=Path("lake"),
         description="Folder of the lake, by default beside the settings file. Readers open its catalog.duckdb.",
     )
@@ -69,7 +119,7 @@ class Settings(BaseModel):
     )
     includes: Annotated[
         tuple[Include, ...],
-        BeforeValidator(setting_checks.parse_includes),
+        BeforeValidator(_parse_includes),
         AfterValidator(lambda names: tuple(name for name in INCLUDES if name in names)),
     ] = Field(
         default=INCLUDES,
@@ -182,7 +232,7 @@ class Settings(BaseModel):
         "With several sources: -NAME before the extension.",
         examples=["/var/lib/node_exporter/scanlake.prom"],
     )
-    notify_url: Annotated[SecretStr | None, AfterValidator(setting_checks.check_notify_url)] = Field(
+    notify_url: Annotated[SecretStr | None, AfterValidator(_check_notify_url)] = Field(
         default=None,
         description="URL that receives JSON (POST): one alert per kind of failure, the recovery, and successes. "
         "Must be https, except on this machine.",
@@ -249,3 +299,77 @@ def validate_token(token: str, source: str) -> str:
     if problem := find_token_problem(token):
         raise SettingsError(f"{source} {problem}.", hint="Use the bare token, without quotes and without a prefix.")
     return token
+
+
+# The settings file as text: every setting with its description and default from `Settings`
+
+
+_WIDTH: Final = 110
+_HEAD: Final = """\
+Settings of scanlake. scanlake reads ./scanlake.toml, or the file that --config or SCANLAKE_CONFIG names.
+
+All settings with their defaults, commented out. Each can also be set as an environment variable SCANLAKE_<NAME> \
+(SCANLAKE_MAX_CONCURRENCY=16), or for one command by --set NAME=VALUE (--set max_concurrency=16). Options \
+override variables, and variables override this file. Relative paths start at the folder of this file.
+
+The token must not be in this file. Put it into SCANLAKE_TOKEN, or into a file of mode 600 that token_file names."""
+SECTIONS: Final = {
+    "base_url": "The service",
+    "lake": "The lake",
+    "fetch_details": "Content",
+    "max_concurrency": "Requests",
+    "lookback_seconds": "Completeness",
+    "keep_snapshots": "Snapshots, retention",
+    "publish_to": "Object storage",
+    "images_after_sync": "Images",
+    "metrics_file": "Monitoring",
+}
+"""Section titles, by the first setting of each section, in the order of `Settings`."""
+
+_SOURCES: Final = """\
+Several services in one file: one table per source. A table can set every setting; settings above the tables apply \
+to all sources. Each source has a separate lake, by default lake/NAME. Its token is in SCANLAKE_TOKEN_<NAME>, or in \
+its token_file. `--source north` selects one source, `scanlake sync --all` syncs all sources."""
+_EXAMPLE: Final = """\
+# [sources.north]
+# base_url = "https://north.example"
+# token_file = "/etc/scanlake/north.token"
+#
+# [sources.south]
+# base_url = "https://south.example"
+"""
+
+
+def render_settings_file(values: Mapping[str, Any]) -> str:
+    """Return a settings file in which `values` are set and all other settings are comments."""
+    lines = [*_comment(_HEAD)]
+    for name, field in Settings.model_fields.items():
+        if name == "token":
+            continue
+        if name in SECTIONS:
+            lines += ["", f"# --- {SECTIONS[name]} {'-' * (_WIDTH - 7 - len(SECTIONS[name]))}"]
+        lines += ["", *_comment(field.description or "")]
+        lines.append(
+            f"{name} = {_to_toml(values[name])}" if name in values else f"#{name} = {_to_toml(_example_value(field))}"
+        )
+    lines += ["", f"# --- Sources {'-' * (_WIDTH - 14)}", "", *_comment(_SOURCES), "#"]
+    return "\n".join(lines) + "\n" + _EXAMPLE
+
+
+def _example_value(field: FieldInfo) -> Any:
+    """Return the default, or an example if the default is None."""
+    return field.default if field.default is not None else (field.examples or [""])[0]
+
+
+def _comment(text: str) -> list[str]:
+    wrapped = [textwrap.wrap(line, _WIDTH - 2, break_on_hyphens=False) or [""] for line in text.splitlines()]
+    return [f"# {line}".rstrip() for lines in wrapped for line in lines]
+
+
+def _to_toml(value: Any) -> str:
+    """Return a value in TOML syntax, which equals JSON's for strings, numbers and lists of strings."""
+    if isinstance(value, Path):
+        value = str(value)
+    if isinstance(value, tuple):
+        value = list(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

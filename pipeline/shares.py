@@ -7,7 +7,6 @@ share with an unknown outcome.
 from __future__ import annotations
 
 import asyncio
-import csv
 import hashlib
 import json
 from contextlib import ExitStack, contextmanager
@@ -30,7 +29,7 @@ from schemas.requests import FileQuery, ShareRequest
 from schemas.timestamps import parse_instant, to_datetime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from pipeline.client.client import Client
     from pipeline.client.protocol import Share
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 _log = get_logger()
 
-FIELDS: Final = ("reference", "customer_reference", "expires", "language", "dl", "email", "timezone", "username")
 _DATE_LENGTH: Final = len("2026-01-31")
 _LOCK_NAME: Final = "SHARES.LOCK"
 _MAX_COUNTED_FILES: Final = 50
@@ -58,88 +56,39 @@ class ShareOutcome(Struct, frozen=True):
     error: str | None = None
 
 
-def read_share_csv(lines: Iterable[str], source: str, defaults: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Read a CSV with a column `reference` and optional other fields; `defaults` replace empty cells.
-
-    Raises `SettingsError` with the line number.
-    """
-    table = csv.DictReader(lines, strict=True)
-    try:
-        columns = [name.strip() for name in table.fieldnames or ()]
-        unknown = [name for name in columns if name not in FIELDS]
-        if "reference" not in columns or unknown or len(set(columns)) < len(columns):
-            problem = f"unknown column {unknown[0]!r}" if unknown else "needs a column reference, and no column twice"
-            raise SettingsError(f"{source}: {problem}.", hint=f"Use the columns {', '.join(FIELDS)}.")
-        table.fieldnames = columns
-        shares = []
-        for row in table:
-            if None in row or None in row.values():
-                raise SettingsError(
-                    f"{source}, line {table.line_num}: the number of cells differs from the header.",
-                    hint="Fix this line: write one cell per column; a cell may be empty.",
-                )
-            shares.append({**defaults, **{name: cell.strip() for name, cell in row.items() if cell.strip()}})
-    except csv.Error as error:
-        raise SettingsError(
-            f"{source}, line {table.reader.line_num}: {error}.",
-            hint='Fix this line: put a cell with a comma, a quote or a line break in "", and double its quotes.',
-        ) from None
-    return shares
-
-
 def build_requests(
-    shares: Iterable[Mapping[str, Any]], *, send_email: bool, now: int, source: str | None = None
+    references: Iterable[str], *, send_email: bool, now: int, expires: str | None = None, **fields: str | None
 ) -> list[ShareRequest]:
-    """Return each different request once, all validated. `source` names the CSV in messages.
+    """Return a request for each different reference, all validated. `fields` have names of `ShareRequest`.
 
     Raises `SettingsError`.
     """
-    requests: dict[str, ShareRequest] = {}
-    for number, share in enumerate(shares, 1):
-        fields = {name: value for name, value in share.items() if value is not None}
-        if "expires" in fields:
-            fields["expires"] = _parse_expiry(str(fields["expires"]), number, now)
-        try:
-            request = ShareRequest(**fields, send_email=send_email)
-        except ValidationError as error:
-            problem = error.errors(include_input=False)[0]
-            name = problem["loc"][0] if problem["loc"] else "share"
-            raise SettingsError(f"Share {number}: {name}: {problem['msg']}.", hint=_hint(number, source)) from None
-        if send_email and not (request.email or request.dl):
-            raise SettingsError(
-                f"Share {number}: --send-email without a recipient.", hint="Use --email or --dl, or the CSV column."
-            )
-        requests.setdefault(request_hash(request), request)
-    return list(requests.values())
+    if send_email and not (fields.get("email") or fields.get("dl")):
+        raise SettingsError("--send-email without a recipient.", hint="Use --email or --dl.")
+    end = None if expires is None else _parse_expiry(expires, now)
+    try:
+        return [
+            ShareRequest(reference=reference, expires=end, send_email=send_email, **fields)
+            for reference in dict.fromkeys(references)
+        ]
+    except ValidationError as error:
+        problem = error.errors(include_input=False)[0]
+        hint = "Correct the reference or the option; nothing was shared."
+        raise SettingsError(f"{problem['loc'][0]}: {problem['msg']}.", hint=hint) from None
 
 
-def _hint(number: int, source: str | None) -> str:
-    if source is None:
-        return "Correct the reference or the option; nothing was shared."
-    return f"Correct row {number} below the header of {source}, or the option for its empty cell; nothing was shared."
-
-
-def _parse_expiry(text: str, number: int, now: int) -> Any:
+def _parse_expiry(text: str, now: int) -> Any:
     instant = parse_instant(text)
     if instant is None:
-        raise SettingsError(
-            f"Share {number}: expires is not a date or time.", hint="Write 2026-01-31 or 2026-01-31T12:00:00Z."
-        )
+        raise SettingsError("--expires is not a date or time.", hint="Write 2026-01-31 or 2026-01-31T12:00:00Z.")
     if instant <= now:
-        raise SettingsError(f"Share {number}: expires is in the past.", hint="Use a time in the future.")
+        raise SettingsError("--expires is in the past.", hint="Use a time in the future.")
     return text if len(text) == _DATE_LENGTH else to_datetime(instant)
 
 
 def request_hash(request: ShareRequest) -> str:
     """Return the hash of all parameters of a request: identical requests have the same hash."""
     return hashlib.sha256(json.dumps(sorted(request.parameters())).encode()).hexdigest()
-
-
-def count_recipients(requests: Iterable[ShareRequest]) -> tuple[int, int]:
-    """Return the number of different e-mail addresses and of different DL references."""
-    requests = list(requests)
-    addresses = {request.email.lower() for request in requests if request.email}
-    return len(addresses), len({request.dl for request in requests if request.dl})
 
 
 @contextmanager

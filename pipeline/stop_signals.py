@@ -1,12 +1,18 @@
-"""Signals that end a run in an orderly way. Imports nothing of ours: worker processes, which start often, use it."""
+"""The end of a process: signals that end a run in an orderly way, and the end with the process that started it.
+
+Imports nothing of ours: worker processes, which start often, use it.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 
 TYPE_CHECKING = False  # as in `pipeline.__main__`
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any, Final, NoReturn
 
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -52,3 +58,31 @@ def replace_handlers(handler: Any, former: Any = None) -> None:
         present = signal.getsignal(number)
         if present is not signal.SIG_IGN and (former is None or former is present):
             signal.signal(number, handler)
+
+
+# A command or worker whose parent was killed would go on, and hold the lake against the next run
+
+
+_PARENT_VARIABLE: Final = "STARTED_BY_SCANLAKE"  # not SCANLAKE_...: those are settings
+_POLL_SECONDS: Final = 0.1
+
+
+def name_parent(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process that this one starts, and that calls `end_with_parent`."""
+    return {**environment, _PARENT_VARIABLE: str(os.getpid())}
+
+
+def end_with_parent() -> None:
+    """Kill this process, and the group that it leads, soon after its parent has ended, if that is one of scanlake."""
+    parent = os.environ.pop(_PARENT_VARIABLE, "")
+    if parent.isdecimal():
+        threading.Thread(target=_wait_for_end, args=(int(parent),), name="parent", daemon=True).start()
+
+
+def _wait_for_end(parent: int) -> None:
+    # Linux can send a signal (PR_SET_PDEATHSIG), but at the end of the thread that started the process.
+    while os.getppid() == parent:
+        time.sleep(_POLL_SECONDS)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)

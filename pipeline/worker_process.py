@@ -18,8 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from pipeline.errors import RemoteTraceback, ScanlakeError
-from pipeline.parent_process import end_with_parent, name_parent
-from pipeline.stop_signals import STOP_SIGNALS
+from pipeline.stop_signals import STOP_SIGNALS, end_with_parent, name_parent
 from pipeline.tokens import environment_without_tokens
 
 if TYPE_CHECKING:

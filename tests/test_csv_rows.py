@@ -11,11 +11,11 @@ import duckdb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.csv_rows import escape_formula, format_csv_row
 from pipeline.lake.export import run_export
 from pipeline.lake.lake import Lake
 from pipeline.lake.sql import sql_escape_formula
 from pipeline.output_formats import OutputFormat
+from pipeline.text_tables import escape_formula, format_csv_row
 from tests.lake.lake_builder import AT, commit
 from tests.rows import every
 

@@ -1,13 +1,11 @@
 """`scanlake backup`: a copy of the lake in a folder or on object storage, brought up to date by the next backup."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
-from pipeline.formatting import pluralize
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, complete_catalog, mirror_lake
 from pipeline.publish.stores import open_folder_or_store
@@ -15,7 +13,6 @@ from pipeline.publish_outcome import format_mirror
 from schemas.timestamps import now_us
 
 GROUP: Final = "Maintain the lake"
-FOLDER_PER_SOURCE: Final = "folder"
 RESULT: Final = MirrorResult
 
 
@@ -42,18 +39,9 @@ def run(
 
     Images are copied only with --with-images. A lake that is made of a backup without them fetches them again with
     `scanlake images`. An image that is damaged in the lake does not stop a backup: the exit code is 9.
-
-    With --all: the folder has the name of the source. A source that fails does not stop the others; the exit code is
-    the most severe one.
     """
     store = open_folder_or_store(folder)
     with open_writable_lake(context.settings(), "backup") as lake:
         complete_catalog(lake, at=now_us())
         result = mirror_lake(lake, store, MirrorOptions(images=with_images, backup=True), at=now_us())
     return context.print_result(result, format_mirror(result))
-
-
-def describe_source(result: Mapping[str, Any]) -> str:
-    """Return the line of a source from its JSON object."""
-    images = f" and {pluralize(result['images'], 'image')}" if result["images"] else ""
-    return f"{pluralize(result['files'], 'file')}{images} to {result['target']}"

@@ -1,10 +1,10 @@
 """`scanlake check`: check the set-up, the lake and its copies; nothing is written."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -15,13 +15,11 @@ from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.findings import (
     CheckResult,
     Finding,
-    Severity,
     collect,
     error,
     format_finding,
     from_error,
     ok,
-    read_finding,
     skipped,
 )
 from pipeline.lake.layout import LakeLayout
@@ -36,6 +34,7 @@ from pipeline.reports.pdf_reader import PdfReader
 from pipeline.settings import Settings, require_base_url
 
 GROUP: Final = "Maintain the lake"
+TAKES_ALL_SOURCES: Final = True
 RESULT: Final = CheckResult
 
 
@@ -131,10 +130,3 @@ def _check_published(settings: Settings, *, read_data: bool) -> Iterator[Finding
         yield from check_published(LakeLayout(settings.lake.absolute()), open_store(target), read_data=read_data)
     except ScanlakeError as failure:
         yield from_error("target", target, failure)
-
-
-def describe_source(result: Mapping[str, Any]) -> str:
-    """Return the lines of a source from its JSON object: the counts, and what is not in order."""
-    checked = collect(map(read_finding, result["findings"]))
-    lines = "".join(format_finding(item) for item in checked.findings if item.severity is not Severity.OK)
-    return "\n  ".join([checked.summarize(), *lines.splitlines()])

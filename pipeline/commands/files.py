@@ -3,33 +3,45 @@
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from pipeline.client.client import Client
 from pipeline.client.factory import create_client
 from pipeline.client.protocol import NotFound
-from pipeline.command_options import Excludes
+from pipeline.command_options import Excludes, is_date, parse_bound
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.file_text import CHILDREN, format_csv, format_files
+from pipeline.formatting import format_minute, pluralize
 from pipeline.logs import to_one_line
-from pipeline.output_formats import OutputFormat, choose_format, format_option
 from pipeline.process import run_async
 from pipeline.settings import require_base_url
-from pipeline.time_bounds import parse_bound, parse_range
+from pipeline.text_tables import format_table
 from schemas.includes import INCLUDES
 from schemas.json_decode import decode_json
 from schemas.requests import MAX_LIMIT, MAX_LIMIT_WITH_INCLUDES, FileQuery
+from schemas.timestamps import parse_instant, to_datetime
 from schemas.value_types import encode_json
 
 GROUP: Final = "Use the data"
 
 _DEFAULT_FILES: Final = 50
-_FORMATS: Final = (OutputFormat.TABLE, OutputFormat.CSV, OutputFormat.JSON)
+_COLUMNS: Final = ("id", "scan_code", "state", "created (UTC)", "updated (UTC)", "contents")
+_CHILDREN: Final = {
+    "uploads": "upload",
+    "form_submits": "form",
+    "fields": "field",
+    "locations": "location",
+    "workflow_runs": "workflow",
+}
+"""Nouns for the children of a file, by their keys."""
+
+_STATES: Final[Mapping[object, str]] = {0: "open", "0": "open", 1: "closed", "1": "closed"}
 _SEARCH_OPTIONS: Final = (
     *("--find", "--closed", "--open", "--start-date", "--end-date", "--field", "--since", "--until", "--limit"),
 )
@@ -82,30 +94,24 @@ def run(
     include: Annotated[
         list[IncludeName] | None, typer.Option(help="Also fetch these children of listed files. Repeatable.")
     ] = None,
-    output_format: Annotated[
-        OutputFormat | None, format_option(*_FORMATS, text="Output format; json is that of --json. Default: table.")
-    ] = None,
 ) -> ExitCode:
     """Show files as the service has them now, without a lake: by reference, by id, or by a search.
 
-    A file by its id has all its children: a table counts them, JSON has them. The search is the service's own:
-    conditions are combined with AND. A date alone means the start of its day as a lower bound and the end of its day as
-    an upper bound, so --since D --until D is one day. CSV counts the children that --include requests. JSON has every
-    value as the service sent it, with the links to the images: treat them as secrets.
+    A file by its id has all its children, others those that --include requests: the table counts them. The search is
+    the service's own: conditions are combined with AND. A date alone means the start of its day as a lower bound and
+    the end of its day as an upper bound, so --since D --until D is one day. --json has every value as the service sent
+    it, with the links to the images: treat them as secrets.
     """
     settings = context.settings()
-    chosen = choose_format(output_format, None, _FORMATS, as_json=context.as_json)
     require_base_url(settings)
-    parse_range(since, until)
-    parse_range(start_date, end_date, ("--start-date", "--end-date"))
-    includes = _check_includes([name.value for name in include or ()])
+    includes = tuple(name for name in INCLUDES if name in (include or ()))
     search: dict[str, Any] = {
         "find": find,
         "closed": closed,
-        "startdate": parse_bound("--start-date", start_date),
-        "enddate": parse_bound("--end-date", end_date),
-        "updated_start": parse_bound("--since", since),
-        "updated_end": parse_bound("--until", until),
+        "startdate": _parse_moment("--start-date", start_date),
+        "enddate": _parse_moment("--end-date", end_date),
+        "updated_start": _parse_moment("--since", since),
+        "updated_end": _parse_moment("--until", until),
         "field_id": _parse_fields(field or ()),
         "limit": min(limit + 1, MAX_LIMIT_WITH_INCLUDES if includes else MAX_LIMIT),
     }
@@ -116,13 +122,11 @@ def run(
     client = create_client(settings, context.token(settings))
     result = run_async(_read(client, queries, None if files else limit, settings.lang))
     code = ExitCode.REJECTS if result.missing else ExitCode.OK
-    if chosen is OutputFormat.JSON:
-        sys.stdout.write(_format_json(result, code))
-    elif chosen is OutputFormat.CSV:
-        children = [CHILDREN[name] for name in includes if name in CHILDREN]
-        sys.stdout.write(format_csv(result.files, children))
+    if context.as_json:
+        values = {"ok": not code, "exit_code": int(code), **asdict(result)}
+        sys.stdout.write(encode_json(values) + "\n")  # it keeps every digit of the service's numbers
     elif result.files or not result.missing:
-        sys.stdout.write(format_files(result.files))
+        sys.stdout.write(format_table(_COLUMNS, map(_format_file, result.files), unit="file"))
     if result.has_more and not context.quiet:
         total = "" if result.total is None else f" of {result.total:,}"
         sys.stderr.write(f"{len(result.files):,}{total} files are shown, and there are more; --limit N shows more.\n")
@@ -163,10 +167,12 @@ async def _read(
     return result
 
 
-def _check_includes(includes: Sequence[str]) -> tuple[str, ...]:
-    if "geocoding" in includes and "uploads" not in includes:
-        raise SettingsError("--include geocoding requires uploads.", hint="Add --include uploads.")
-    return tuple(name for name in INCLUDES if name in includes)
+def _parse_moment(flag: str, text: str | None) -> datetime | str | None:
+    """Return a bound of a search. A date stays a date: the service reads it by the same rule."""
+    instant = parse_bound(flag, text)
+    if text is None or instant is None:
+        return None
+    return text.strip() if is_date(text) else to_datetime(instant)
 
 
 def _parse_fields(assignments: Sequence[str]) -> dict[int, str]:
@@ -181,9 +187,24 @@ def _parse_fields(assignments: Sequence[str]) -> dict[int, str]:
     return fields
 
 
-def _format_json(result: FoundFiles, code: ExitCode) -> str:
-    """Return the result with every digit of the service's numbers, a line for each file."""
-    values = {"ok": not code, "exit_code": int(code), "total": result.total, "has_more": result.has_more}
-    documents = ",\n".join(map(encode_json, result.files))
-    head = encode_json(values | {"missing": result.missing}).removesuffix("}")
-    return f'{head},"files":[\n{documents}\n]}}\n'
+def _format_file(file: Mapping[str, Any]) -> list[str | None]:
+    """Return the cells of a file. A value that does not fit its type is shown as sent: no file is refused for one."""
+    counts = [
+        pluralize(len(children), noun)
+        for key, noun in _CHILDREN.items()
+        if isinstance(children := file.get(key), list) and children
+    ]
+    closed = file.get("closed")
+    state = _STATES.get(closed) if isinstance(closed, int | str) else None
+    values = [_format_value(file.get(key)) for key in ("id", "scan_code")]
+    instants = [_format_instant(file.get(key)) for key in ("created_at", "updated_at")]
+    return [*values, state or _format_value(closed), *instants, ", ".join(counts) or None]
+
+
+def _format_instant(value: object) -> str | None:
+    instant = parse_instant(value)
+    return _format_value(value) if instant is None else format_minute(to_datetime(instant))
+
+
+def _format_value(value: object) -> str | None:
+    return value if value is None or isinstance(value, str) else encode_json(value)

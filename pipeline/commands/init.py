@@ -2,8 +2,6 @@
 
 import os
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +20,6 @@ from pipeline.errors import (
     AuthenticationError,
     ExitCode,
     ProtocolError,
-    ScanlakeError,
     ServiceUnavailableError,
     SettingsError,
     StorageError,
@@ -30,18 +27,15 @@ from pipeline.errors import (
 )
 from pipeline.formatting import pluralize
 from pipeline.process import run_async
-from pipeline.settings import TOKEN_VARIABLE, validate_token
-from pipeline.settings_template import render_settings_file
-from pipeline.tokens import environment_without_tokens
+from pipeline.settings import TOKEN_VARIABLE, render_settings_file, validate_token
 from pipeline.urls import API_PREFIX, is_loopback
 
 GROUP: Final = "Set up"
 
 _TOKEN_NAME: Final = "token"  # noqa: S105 - the file's name, not a token
 _WRITTEN_SETTINGS: Final = frozenset({"base_url", "token_file"})  # of --set
-_MAX_PROMPTS: Final = 3
 _PRIVATE: Final = 0o600
-_GIT_NOT_IGNORED: Final = 1  # exit code of `git check-ignore`; 128 outside of a work tree
+_SETTINGS_FILE_MODE: Final = 0o644  # `check` warns about write permission for the group
 _QUOTES: Final = "\"'`<>"
 
 
@@ -68,9 +62,9 @@ def run(
 ) -> ExitCode:
     """Create the settings file; prompt for base URL and token.
 
-    Takes the address as a browser shows it. Lists one file with both, and asks again if the service cannot be reached
-    or refuses the token. Then writes ./scanlake.toml (or --config), which explains every setting, and the token to a
-    file beside it that only its owner can read. Does not write the token if token_file names an existing file or
+    Takes the address as a browser shows it. Lists one file with both, and writes nothing if the service cannot be
+    reached or refuses the token. Then writes ./scanlake.toml (or --config), which explains every setting, and the token
+    to a file beside it that only its owner can read. Does not write the token if token_file names an existing file or
     SCANLAKE_TOKEN is set. Without a terminal, base URL and token must be given by --set or variables.
     """
     if context.source is not None:
@@ -85,22 +79,29 @@ def run(
     base_url = None if base_url is None else validate_address(base_url)
     token, token_file, is_new = _find_token(context, config)
     for path in (config, token_file if is_new else None):
-        if path is not None:
-            _refuse_impossible(path)
         if path is not None and path.exists() and not force:
             option = "" if path == config else f", or use it with --set token_file={path}"
             raise SettingsError(f"{path} exists already.", hint=f"Overwrite it with --force{option}.")
-    base_url, token, probe = _ask(base_url, token, is_tested=is_tested)
+    base_url = base_url or _prompt("Address of the service", "base_url", validate_address)
+    token = token or _prompt("Token (not shown)", "token_file", validate_pasted_token, hide_input=True)
+    probe = _test(base_url, token) if is_tested else None
     values = {"base_url": base_url, "lake": _relative_to(config, context.lake or config.parent / "lake")}
     if token_file is not None:
         values["token_file"] = _relative_to(config, token_file)
+    written = [config]
     if is_new and token_file is not None:
         _write_new_file(token_file, f"{token}\n", mode=_PRIVATE, force=force)
-    _write_new_file(config, render_settings_file(values), mode=_settings_file_mode(), force=force)
-    _print_result(context, config, token_file, probe, is_new=is_new)
-    if is_new and token_file is not None:
-        _warn_of_git(token_file)
-    return ExitCode.OK
+        written.append(token_file)
+    _write_new_file(config, render_settings_file(values), mode=_SETTINGS_FILE_MODE, force=force)
+    option = "" if config == Path(CONFIG_NAME) else f" --config {config}"
+    result = InitResult(
+        written=written,
+        token="environment" if token_file is None else str(token_file),
+        tested=probe is not None,
+        files_in_service=None if probe is None else probe.files,
+        next=[f"scanlake {name}{option}" for name in ("check", "plan", "sync")],
+    )
+    return context.print_result(result, _format_result(result, token_file))
 
 
 def _find_given(context: CommandContext, name: str) -> str | None:
@@ -157,122 +158,52 @@ def validate_pasted_token(text: str) -> str:
     return validate_token(token, "The token")
 
 
-def _ask(base_url: str | None, token: str | None, *, is_tested: bool) -> tuple[str, str, ServiceProbe | None]:
-    """Return address and token, from prompts if they are not given, once the service has accepted them."""
-    address, secret, former = base_url, token, None
-    for is_last in (*[False] * (_MAX_PROMPTS - 1), True):
-        address = address or _prompt("Address of the service", "base_url", validate_address, default=former)
-        secret = secret or _prompt("Token (not shown)", "token_file", validate_pasted_token, hide_input=True)
-        if not is_tested:
-            break
-        try:
-            return address, secret, _probe(address, secret)
-        except (AuthenticationError, ProtocolError, ServiceUnavailableError) as error:
-            is_token = isinstance(error, AuthenticationError)
-            if is_token:
-                error.hint = "Correct the token"
-            elif isinstance(error, ProtocolError):
-                error.hint = f"{address}{API_PREFIX}/files was asked: type the part of the address before {API_PREFIX}"
-            if is_last or (token if is_token else base_url) is not None:
-                error.hint = f"{(error.hint or '').rstrip('.')}, or write the files untested with --no-test."
-                raise
-            _print_problem(error)
-            address, secret, former = (address, None, None) if is_token else (None, secret, address)
-    return str(address), str(secret), None
-
-
-def _probe(base_url: str, token: str) -> ServiceProbe:
+def _test(base_url: str, token: str) -> ServiceProbe:
+    """List one file. The hint of an error names what to correct."""
     logs.register_secrets(token)
     sys.stderr.write(f"GET {base_url}{API_PREFIX}/files ...\n")
-    return run_async(probe_service(load_environment(base_url), token))
+    try:
+        return run_async(probe_service(load_environment(base_url), token))
+    except (AuthenticationError, ProtocolError, ServiceUnavailableError) as error:
+        if isinstance(error, AuthenticationError):
+            error.hint = "Correct the token"
+        elif isinstance(error, ProtocolError):
+            error.hint = f"{base_url}{API_PREFIX}/files was asked: type the part of the address before {API_PREFIX}"
+        error.hint = f"{error.hint.rstrip('.')}, or write the files untested with --no-test."
+        raise
 
 
-def _prompt(
-    text: str, name: str, validate: Callable[[str], str], *, hide_input: bool = False, default: str | None = None
-) -> str:
-    """Prompt until the value is valid; Enter keeps the default. Raises `SettingsError` without a terminal."""
+def _prompt(text: str, name: str, validate: Callable[[str], str], *, hide_input: bool = False) -> str:
+    """Prompt until the value is valid. Raises `SettingsError` without a terminal."""
     if not sys.stdin.isatty():
         variable = TOKEN_VARIABLE if hide_input else "SCANLAKE_BASE_URL"
         subject = "The token" if hide_input else "base_url"
         hint = f"Use {variable} or --set {name}={'FILE' if hide_input else 'URL'}."
         raise SettingsError(f"{subject} is required and there is no terminal to prompt for it.", hint=hint)
-    for _ in range(_MAX_PROMPTS):
-        value = str(typer.prompt(text, default=default, hide_input=hide_input, err=True))
+    while True:
+        value = str(typer.prompt(text, hide_input=hide_input, err=True))
         try:
             return validate(value)
         except SettingsError as error:
-            _print_problem(error)
-    raise SettingsError("No valid value was entered.", hint="Run `scanlake init` again.")
-
-
-def _print_problem(error: ScanlakeError) -> None:
-    sys.stderr.write(f"{logs.to_one_line(error.message)} {error.hint or ''}\n")
+            sys.stderr.write(f"{logs.to_one_line(error.message)} {error.hint}\n")
 
 
 # Files
 
 
-def _print_result(
-    context: CommandContext, config: Path, token_file: Path | None, probe: ServiceProbe | None, *, is_new: bool
-) -> None:
-    option = "" if config == Path(CONFIG_NAME) else f" --config {config}"
-    purposes = {
-        "check": "check settings, service and disk",
-        "plan": "estimate calls, time and disk",
-        "sync": "fetch",
-    }
-    commands = [f"scanlake {name}{option}" for name in purposes]
-    lines = [f"written: {config}"]
-    if probe is not None:
-        total = "" if probe.files is None else f"; it has {pluralize(probe.files, 'file')}"
-        lines.insert(0, f"the service has accepted the token{total}")
+def _format_result(result: InitResult, token_file: Path | None) -> str:
+    total = "" if result.files_in_service is None else f"; it has {pluralize(result.files_in_service, 'file')}"
+    lines = [f"the service has accepted the token{total}"] if result.tested else []
+    lines += [f"written: {path}{' (only you can read it)' if path == token_file else ''}" for path in result.written]
     if token_file is None:
         lines.append(f"the token is not written: set {TOKEN_VARIABLE} for every run")
-    elif is_new:
-        lines.append(f"written: {token_file} (only you can read it)")
-    width = max(map(len, commands))
-    lines += ["next:", *(f"  {line:{width}}  # {why}" for line, why in zip(commands, purposes.values(), strict=True))]
-    result = InitResult(
-        written=[config, *([token_file] if is_new and token_file is not None else [])],
-        token="environment" if token_file is None else str(token_file),
-        tested=probe is not None,
-        files_in_service=None if probe is None else probe.files,
-        next=commands,
-    )
-    context.print_result(result, "\n".join(lines) + "\n")
-
-
-def _warn_of_git(token_file: Path) -> None:
-    """Warn if `git add` would take the token: the folder is in a work tree that does not ignore the file."""
-    git = shutil.which("git")
-    if git is None:
-        return
-    command = [git, "-C", str(token_file.parent), "check-ignore", "--quiet", token_file.name]
-    end = subprocess.run(command, capture_output=True, check=False, env=environment_without_tokens())  # noqa: S603
-    if end.returncode == _GIT_NOT_IGNORED:
-        sys.stderr.write(f"warning: git does not ignore {token_file}; add it to .gitignore\n")
-
-
-def _settings_file_mode() -> int:
-    """Return the mode that the umask allows, without write permission for the group: `check` warns about that."""
-    umask = os.umask(0o022)
-    os.umask(umask)
-    return 0o644 & ~umask
+    return "".join(f"{line}\n" for line in [*lines, "next:", *(f"  {command}" for command in result.next)])
 
 
 def _relative_to(config: Path, path: Path) -> str:
     """Return the path relative to the settings file if it is below its folder, otherwise the absolute path."""
     folder, absolute = Path(os.path.abspath(config.parent)), Path(os.path.abspath(path))  # noqa: PTH100 - keeps links
     return str(absolute.relative_to(folder)) if absolute.is_relative_to(folder) else str(absolute)
-
-
-def _refuse_impossible(path: Path) -> None:
-    """Raise `SettingsError` if no file can have the path, before anything is asked."""
-    if path.is_dir():
-        raise SettingsError(f"{path}: Is a directory.", hint="Give the path of a file.")
-    folder = next(parent for parent in path.parents if os.path.lexists(parent))
-    if not folder.is_dir():
-        raise SettingsError(f"{folder}: not a folder.", hint="Give the path of a file in a folder.")
 
 
 def _write_new_file(target: Path, text: str, *, mode: int, force: bool) -> None:

@@ -4,19 +4,32 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from decimal import Decimal
 from functools import wraps
 from typing import IO, Annotated, Any, Final
 
 import typer
+from msgspec import Struct
+from msgspec.structs import replace
 
+from pipeline.child_commands import (
+    ChildLimits,
+    RunningCommand,
+    create_child_error,
+    parse_json_object,
+    start_command,
+    write_line,
+)
 from pipeline.context import CommandContext, require_catalog
-from pipeline.errors import BugError, ExitCode, SettingsError, to_scanlake_error
+from pipeline.errors import BugError, ExitCode, SettingsError, TimeLimitReachedError, to_scanlake_error
+from pipeline.formatting import format_bytes, pluralize
 from pipeline.logs import log_traceback, to_one_line
-from pipeline.query_process import QueryLimits, run_for_object, run_query
 from pipeline.stop_signals import STOP_SIGNALS
+from pipeline.tokens import environment_without_tokens
 from pipeline.version import __version__
 
 try:  # the extra `mcp`
@@ -31,12 +44,23 @@ except ImportError:
 GROUP: Final = "Use the data"
 
 _MAX_RESULT_BYTES: Final = 200_000
+_OBJECT_BYTES: Final = 64_000_000
+_MAX_SAFE_INTEGER: Final = 2**53 - 1
+_ASK_FOR_LESS: Final = "Ask for less: filter, aggregate, or select fewer columns."
 _MAX_PROCESSES: Final = 4
 _INSTRUCTIONS: Final = (
     "scanlake is a local, read-only copy of a file service: files with their uploads, forms, fields, locations and"
     " workflow runs, as tables for SQL (DuckDB's dialect). Call list_tables first, then describe_table for the columns"
     " of a table; a join of tables needs file_id. All times are UTC without a zone: use utc_now(), not now()."
 )
+
+
+class QueryLimits(Struct, frozen=True):
+    """Limits of a query: rows and bytes of its result, seconds from the start of its process."""
+
+    rows: int
+    size: int
+    seconds: float
 
 
 def run(
@@ -91,16 +115,15 @@ def create_server(context: CommandContext, limits: QueryLimits) -> "MCPServer[An
 
     @tool
     async def list_tables() -> dict[str, Any]:
-        """List the tables and views of the lake, with what a row is and the number of rows."""
+        """List the tables and views of the lake, with what a row is."""
         dictionary = await run_for_object(context, "tables", seconds=limits.seconds)
-        names = ("name", "comment", "rows")
-        return {kind: [{name: table[name] for name in names} for table in dictionary[kind]] for kind in _KINDS}
+        return {"tables": [{name: table[name] for name in ("name", "comment")} for table in dictionary["tables"]]}
 
     @tool
     async def describe_table(name: str) -> dict[str, Any]:
         """Describe the columns of a table or view, as list_tables names it: type, meaning, keys."""
         dictionary = await run_for_object(context, "tables", "--", name, seconds=limits.seconds)
-        return next(dict(table) for kind in _KINDS for table in dictionary[kind])
+        return dict(dictionary["tables"][0])
 
     @tool
     async def query(sql: str) -> dict[str, Any]:
@@ -113,9 +136,6 @@ def create_server(context: CommandContext, limits: QueryLimits) -> "MCPServer[An
         return await run_for_object(context, "status", seconds=limits.seconds)
 
     return server
-
-
-_KINDS: Final = ("tables", "views")
 
 
 def _describe_failure(error: Exception) -> str:
@@ -155,3 +175,135 @@ def _relay(source: int, requests: IO[bytes]) -> None:
                     text = json.dumps(json.loads(line), ensure_ascii=False)
                     line = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode() + b"\n"  # noqa: PLW2901
             requests.write(line)
+
+
+# Commands in processes of their own, with limits. DuckDB cannot interrupt the computation of one value (seen with 2.0:
+# `levenshtein` of two long texts); a process ends in any case, and gives back its memory and its temporary files.
+
+
+class _Command:
+    """A running command, and what it has logged: error and hint if it failed, a warning of an incomplete lake."""
+
+    def __init__(self, child: RunningCommand) -> None:
+        self.stdin, self.stdout = child.stdin, child.stdout
+        self.warning: str | None = None
+        self._failure: tuple[str, str] | None = None
+        self._child = child
+        self._log = asyncio.create_task(self._read_log())
+
+    async def send(self, text: str) -> None:
+        """Write the whole standard input."""
+        with suppress(ConnectionError):  # a command that has failed does not read it
+            self.stdin.write(text.encode("utf-8", "replace"))
+            await self.stdin.drain()
+        self.stdin.close()
+
+    async def finish(self) -> None:
+        """Wait for its end. Raises `ScanlakeError` with its error and hint if it failed."""
+        code = await self._child.process.wait()
+        await self._log
+        if code or self._failure is not None:
+            raise create_child_error(code, *(self._failure or ("", _ASK_FOR_LESS)))
+
+    async def kill(self) -> None:
+        """End it now, and wait for the end of its log."""
+        self._child.kill()
+        await self._log
+
+    async def _read_log(self) -> None:
+        """Keep the events of interest; the others go to this process's own stderr."""
+        async for line in self._child.stderr:
+            event = parse_json_object(line)
+            if event.get("event") == "command.failed":
+                self._failure = str(event["error"]), str(event["hint"])
+            elif event.get("event") == "snapshot.incomplete":
+                self.warning = str(event["reason"])
+            else:
+                write_line(line.decode(errors="replace").rstrip("\n"))
+
+
+async def run_for_object(context: CommandContext, *arguments: str, seconds: float) -> dict[str, Any]:
+    """Run a command and return its JSON object. Raises `ScanlakeError` with its error if it has no result."""
+    async with _start(context, arguments, seconds, _OBJECT_BYTES) as command:
+        command.stdin.close()
+        output = parse_json_object(await command.stdout.read())
+        if not output or "error" in output:
+            await command.finish()
+    return output
+
+
+async def run_query(context: CommandContext, sql: str, limits: QueryLimits) -> dict[str, Any]:
+    """Run `scanlake query`. Return columns (name and type), rows as lists, whether the result is cut, and notes.
+
+    Raises `ScanlakeError` for a query that is refused or wrong, and `TimeLimitReachedError`.
+    """
+    async with _start(context, ("query", "-"), limits.seconds, limits.size) as command:
+        await command.send(sql)
+        head = await _read_head(command.stdout)
+        rows, cut = await _read_rows(command.stdout, limits)
+        if cut is None:
+            await command.finish()
+        columns = json.loads(head.rstrip() + b"]}")["columns"]
+        notes = [note for note in (cut, command.warning) if note is not None]
+    return {"columns": columns, "rows": rows, "row_count": len(rows), "is_cut": cut is not None, "notes": notes}
+
+
+async def _read_head(stdout: asyncio.StreamReader) -> bytes:
+    """Read the first line of `query --json`: {"columns": [...], "rows": [."""
+    try:
+        return await stdout.readline()
+    except ValueError:  # it is longer than the limit of the stream
+        raise SettingsError("The names of the columns are too long.", hint="Name the columns with AS.") from None
+
+
+async def _read_rows(stdout: asyncio.StreamReader, limits: QueryLimits) -> tuple[list[list[Any]], str | None]:
+    """Read the lines of `query --json`, one row each. Return the rows within the limits, and why there are more."""
+    rows: list[list[Any]] = []
+    size = 0
+    while True:
+        try:
+            line = await stdout.readline()
+        except ValueError:  # it is longer than the limit of the stream
+            size = limits.size + 1
+        else:
+            if not line.startswith(b"{"):
+                return rows, None
+            size += len(line)
+        if len(rows) == limits.rows or size > limits.size:
+            reason = format_bytes(limits.size) if size > limits.size else f"{limits.rows:,} rows"
+            note = f"The result is cut after {pluralize(len(rows), 'row')}; a result has at most {reason}."
+            return rows, f"{note} {_ASK_FOR_LESS}"
+        row = json.loads(line.rstrip(b",\n"), parse_int=_parse_integer, parse_float=_parse_decimal)
+        rows.append(list(row.values()))
+
+
+def _parse_integer(digits: str) -> int | str:
+    """Return an integer as a client in JavaScript reads it without rounding: a large one, such as an id, as text."""
+    number = int(digits)
+    return number if abs(number) <= _MAX_SAFE_INTEGER else digits
+
+
+def _parse_decimal(digits: str) -> float | str:
+    number = float(digits)
+    return number if Decimal(repr(number)) == Decimal(digits) else digits
+
+
+@asynccontextmanager
+async def _start(
+    context: CommandContext, arguments: tuple[str, ...], seconds: float, line_bytes: int
+) -> AsyncIterator[_Command]:
+    """Start a command on the lake of the context. It is killed at the end of the block, or after `seconds`."""
+    argv = ["--json", *replace(context, log_json=True).to_argv(), *arguments]
+    with tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
+        variables = environment_without_tokens() | {"TMPDIR": spill}
+        limits = ChildLimits(seconds=seconds, line_bytes=line_bytes)
+        try:
+            async with start_command(argv, limits=limits, variables=variables) as child:
+                command = _Command(child)
+                try:
+                    yield command
+                finally:
+                    await command.kill()
+        except TimeoutError:
+            message = f"It was stopped at the time limit of {seconds:g} seconds."
+            raise TimeLimitReachedError(message, hint=_ASK_FOR_LESS) from None

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 from msgspec import Struct
 
-from pipeline.context import CommandContext
+from pipeline.context import CommandContext, require_confirmation
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
 from pipeline.lake.layout import LakeLayout
@@ -30,7 +30,6 @@ from pipeline.publish.target_checks import (
 from pipeline.publish_after_run import publish_in_subprocess
 from pipeline.publish_outcome import PublishOutcome
 from pipeline.settings import Settings
-from pipeline.terminal_prompt import require_confirmation
 from schemas.timestamps import now_us
 
 

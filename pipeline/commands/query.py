@@ -4,7 +4,8 @@ import importlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
@@ -12,10 +13,11 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
 import typer
 from msgspec import Struct
 
-from pipeline.command_options import Excludes
+from pipeline.atomic_files import atomic_write
 from pipeline.config import load_all_sources
 from pipeline.context import CommandContext, require_catalog
 from pipeline.errors import ExitCode, SettingsError
+from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.reader import (
     cast_to_text,
     check_query,
@@ -27,8 +29,7 @@ from pipeline.lake.reader import (
     warn_if_incomplete,
 )
 from pipeline.lake.xlsx import check_xlsx_installed
-from pipeline.output_file import open_output, resolve_output
-from pipeline.output_formats import OutputFormat, choose_format, format_option
+from pipeline.output_formats import OutputFormat, format_option
 from pipeline.stop_signals import end_process, interrupt_command, replace_handlers
 from pipeline.text_tables import format_table
 from pipeline.tokens import environment_without_tokens
@@ -73,9 +74,7 @@ def run(
     sql: Annotated[
         str | None,
         typer.Argument(metavar="SQL", help="Query. -: standard input. Left out on a terminal: DuckDB's client."),
-        Excludes("--file"),
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the query from this file.")] = None,
     output_format: Annotated[
         OutputFormat | None,
         format_option(*_FORMATS, text="Output format. Default: by the extension of --out, otherwise table."),
@@ -100,17 +99,17 @@ def run(
     leading '; --no-formula-escape leaves it unchanged. JSON has instants as ISO-8601 in UTC. A table shows the first
     200 rows, and on a narrow terminal one line per column; all other formats write all rows, exactly.
     """
-    if sql is None and file is None and out is None and sys.stdin.isatty() and sys.stdout.isatty() and not all_sources:
+    if sql is None and out is None and sys.stdin.isatty() and sys.stdout.isatty() and not all_sources:
         _start_client(require_catalog(context.settings()).catalog)
     open_lake, lakes, memory = _select_lakes(context, all_sources=all_sources)
-    target = resolve_output(out, *lakes)
+    target = _resolve_output(out, lakes)
     out = out if target is not None else None
-    chosen = choose_format(output_format, out, _FORMATS, as_json=context.as_json)
+    chosen = _choose_format(output_format, out, as_json=context.as_json)
     if chosen in _FILES_ONLY and out is None:
         raise SettingsError(f"The format {chosen} needs a file.", hint="Add --out FILE.")
     if chosen is OutputFormat.XLSX:
         check_xlsx_installed()
-    query = _read_sql(sql, file)
+    query = _read_sql(sql)
     write = _find_writer(chosen, exact=no_formula_escape)
     with open_lake() as lake, translate_query_errors("Run `scanlake tables` to list tables and columns."):
         warn_if_incomplete(lake)
@@ -144,18 +143,12 @@ def _select_lakes(context: CommandContext, *, all_sources: bool) -> tuple[_OpenL
     return partial(open_all_catalogs, lakes, memory=memory), list(lakes.values()), memory
 
 
-def _read_sql(sql: str | None, file: Path | None) -> str:
-    text = sql or ""
+def _read_sql(sql: str | None) -> str:
     try:
-        if file is not None:
-            text = file.read_text(encoding="utf-8")
-        elif sql in {None, "-"}:
-            text = sys.stdin.read()
+        text = sys.stdin.read() if sql in {None, "-"} else sql or ""
         text.encode()
-    except OSError as error:
-        raise SettingsError(f"--file {file}: {error.strerror}.", hint="Use a readable file.") from None
     except UnicodeError:
-        raise SettingsError("The query is not UTF-8.", hint="Use UTF-8 for the file or the terminal.") from None
+        raise SettingsError("The query is not UTF-8.", hint="Use UTF-8 for the input or the terminal.") from None
     text = strip_trailing_semicolon(text)
     if not text.strip():
         raise SettingsError(
@@ -180,7 +173,7 @@ def _find_writer(chosen: OutputFormat, *, exact: bool) -> Callable[..., int]:
 def _write_result(lake: "duckdb.DuckDBPyConnection", query: str, write: Callable[..., int], target: Path | None) -> int:
     check_query(lake, query)
     result = lake.sql(query)
-    with open_output(target) as file:
+    with _open_output(target) as file:
         return write(result, file)
 
 
@@ -193,3 +186,81 @@ def _write_table(result: "duckdb.DuckDBPyRelation", target: IO[bytes]) -> int:
     text = format_table(result.columns, first_rows, null="NULL", unit="row", note=note, is_screen=is_screen)
     target.write(text.encode("utf-8", "backslashreplace"))
     return len(first_rows)
+
+
+# The target: standard output, a device or a pipe, or a file that is renamed when it is complete
+
+
+def _resolve_output(out: Path | None, lakes: Iterable[Path]) -> Path | None:
+    """Return the file, device or pipe behind --out, links resolved; None for standard output.
+
+    Raises `SettingsError` if it is not allowed.
+    """
+    if out is None or _is_standard_output(out):
+        return None
+    try:
+        path = out if _is_stream(out) else out.resolve()
+    except RuntimeError:
+        raise SettingsError(f"--out {out} is a link that refers to itself.", hint="Use another file.") from None
+    for lake in lakes:
+        require_outside_lakes(path, f"--out {out}", lake)
+    if path.is_dir():
+        raise SettingsError(f"--out {out} is a folder.", hint="Use a file in this folder.")
+    if not path.parent.is_dir():
+        raise SettingsError(f"--out {out}: folder {out.parent} does not exist.", hint="Create it, or use another file.")
+    return path
+
+
+def _is_standard_output(out: Path) -> bool:
+    """Return whether this is standard output, also as /dev/stdout redirected to a file with earlier content."""
+    if out == Path("-"):
+        return True
+    try:
+        return os.path.samestat(out.stat(), os.fstat(sys.stdout.fileno()))
+    except (OSError, ValueError):
+        return False
+
+
+def _is_stream(out: Path) -> bool:
+    """Return whether this is a device, a pipe or a terminal, which a rename would replace."""
+    return out.exists() and not (out.is_file() or out.is_dir())
+
+
+@contextmanager
+def _open_output(out: Path | None) -> Iterator[IO[bytes]]:
+    """Open what `_resolve_output` has returned."""
+    if out is None:
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    if _is_stream(out):
+        with out.open("wb") as target:
+            yield target
+        return
+    with atomic_write(out, durable=False) as temp, temp.open("xb") as target:
+        yield target
+
+
+def _choose_format(typed: OutputFormat | None, out: Path | None, *, as_json: bool) -> OutputFormat:
+    """Return the format of a result: the typed one, otherwise by the name of the file `out`, otherwise a table.
+
+    `out` is None for standard output, where `--json` is a format. Raises `SettingsError`.
+    """
+    if out is None and as_json:
+        if typed not in {None, OutputFormat.JSON}:
+            raise SettingsError("--json and another --format exclude each other.", hint="Leave one out, or add --out.")
+        return OutputFormat.JSON
+    extension = out.suffix.lower().removeprefix(".") if out is not None else ""
+    if typed is not None and extension in _FORMATS and extension != typed:
+        hint = "Leave --format out, or rename the file."
+        raise SettingsError(f"--out {out}: the name is for {extension}, --format is {typed}.", hint=hint)
+    if typed is None and out is not None and (not out.exists() or out.is_file()):  # not a device or a pipe
+        if extension in {"", "txt"}:
+            return OutputFormat.TABLE
+        if extension not in _FORMATS:
+            names = ", ".join(f".{name}" for name in _FORMATS if name is not OutputFormat.TABLE)
+            hint = f"Use {names} or .txt, or add --format."
+            raise SettingsError(f"--out {out}: .{extension} is no format of a result.", hint=hint)
+        return OutputFormat(extension)
+    return typed or OutputFormat.TABLE

@@ -6,7 +6,7 @@ import typer
 from msgspec import Struct
 
 from pipeline.command_options import Excludes
-from pipeline.context import CommandContext
+from pipeline.context import CommandContext, require_confirmation
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import pluralize
 from pipeline.lake.models import RunRecord
@@ -14,7 +14,6 @@ from pipeline.lake.rollback import RollbackPlan, clear_pause, plan_rollback, rol
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish_after_run import publish_in_subprocess
 from pipeline.publish_outcome import PublishOutcome
-from pipeline.terminal_prompt import require_confirmation
 from pipeline.version import __version__
 from schemas.timestamps import new_run_id, now_us
 

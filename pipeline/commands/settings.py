@@ -13,8 +13,7 @@ from pipeline.config import source_names
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.logs import REDACTED, redact
-from pipeline.settings import Settings
-from pipeline.settings_template import render_settings_file
+from pipeline.settings import Settings, render_settings_file
 from pipeline.text_tables import format_table
 
 GROUP: Final = "Set up"

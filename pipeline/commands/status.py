@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 from msgspec import Struct, field
@@ -19,7 +19,6 @@ from pipeline.lake.reader import fetch_dicts, has_catalog, open_catalog
 from pipeline.logs import to_one_line
 from pipeline.monitoring.run_history import Failures, find_failures
 from pipeline.publish_outcome import PublishOutcome
-from pipeline.results import to_json_value
 from pipeline.settings import Settings
 from pipeline.text_tables import format_table
 from schemas.timestamps import SECOND, to_datetime
@@ -126,6 +125,7 @@ class LakeStatus(Struct, frozen=True):
 
 
 GROUP: Final = "Use the data"
+TAKES_ALL_SOURCES: Final = True
 RESULT: Final = LakeStatus
 
 
@@ -153,7 +153,7 @@ def run(
     if state is not None:
         status = _update(status, state, runs)
     code = ExitCode.FAILED if failures else ExitCode.OK
-    return context.print_result(status, lambda: _format_status(to_json_value(status), status.publish), code)
+    return context.print_result(status, lambda: _format_status(status), code)
 
 
 def _read_catalog(status: LakeStatus, settings: Settings, runs: int) -> LakeStatus:
@@ -236,96 +236,81 @@ def _to_instant(micros: int | None) -> datetime | None:
     return None if micros is None else to_datetime(micros)
 
 
-# Text, from the JSON object: with --all it comes from another process
+# Text
 
 
-def describe_source(status: Mapping[str, Any]) -> str:
-    """Return the line of a source from its JSON object."""
-    fresh, run = status["freshness"], next(iter(status["runs"]), None)
-    age = "no watermark yet" if fresh["watermark"] is None else f"updated {format_age(fresh['age_seconds'])}"
-    parts = [pluralize(fresh["files"], "file"), age]
-    parts += [] if run is None else [f"last run: {run['command']} {run['state']}"]
-    return "; ".join([", ".join(parts), *(line.rstrip(".") for line in _state_lines(status))])
-
-
-def _format_status(status: Mapping[str, Any], publish: PublishOutcome | None) -> str:
-    lines = [*_summary_lines(status, publish), ""]
-    if status["tables"]:
-        counts = [(name, f"{count:,}") for name, count in status["tables"].items()]
+def _format_status(status: LakeStatus) -> str:
+    lines = [*_summary_lines(status), ""]
+    if status.tables:
+        counts = [(name, f"{count:,}") for name, count in status.tables.items()]
         lines.append(format_table(("table", "rows"), counts))
-    if status["runs"]:
-        lines += ["", format_table(_RUN_HEADINGS, map(_format_run, status["runs"]), null="")]
-    if status["rejects"]:
+    if status.runs:
+        lines += ["", format_table(_RUN_HEADINGS, map(_format_run, status.runs), null="")]
+    if status.rejects:
         lines.append("Rejects (each is retried in every run; see meta.rejects):")
-        for reject in status["rejects"][:_MAX_REASONS]:
-            ids = ", ".join(str(file_id) for file_id in reject["file_ids"] if file_id is not None)
-            lines.append(f"  {reject['files']:,} x {to_one_line(reject['reason'])}" + (f": {ids}" if ids else ""))
+        for reject in status.rejects[:_MAX_REASONS]:
+            ids = ", ".join(str(file_id) for file_id in reject.file_ids if file_id is not None)
+            lines.append(f"  {reject.files:,} x {to_one_line(reject.reason)}" + (f": {ids}" if ids else ""))
     return "\n".join(line.removesuffix("\n") for line in lines) + "\n"
 
 
-def _summary_lines(status: Mapping[str, Any], publish: PublishOutcome | None) -> list[str]:
-    fresh = status["freshness"]
-    published = f"Snapshot {fresh['snapshot']}, published {_format_instant(fresh['published_at'])}"
-    published += "." if fresh["complete"] else ", during a run."
-    lines = [_describe_lake(status), "Nothing is published yet." if fresh["snapshot"] is None else published]
+def _summary_lines(status: LakeStatus) -> list[str]:
+    fresh = status.freshness
+    published = f"Snapshot {fresh.snapshot}, published {format_instant(fresh.published_at)}"
+    published += "." if fresh.complete else ", during a run."
+    lines = [_describe_lake(status), "Nothing is published yet." if fresh.snapshot is None else published]
     # A publish failed or was killed.
-    if fresh["snapshot"] is not None and status["lacks_rows"] and status["running"] is None:
+    if fresh.snapshot is not None and status.lacks_rows and status.running is None:
         lines.append("catalog.duckdb lacks the newest rows: the next sync publishes them.")
     lines += _state_lines(status)
-    if publish is not None:
-        lines.append(str(publish))
-    if fresh["watermark"] is None:
+    if status.publish is not None:
+        lines.append(str(status.publish))
+    if fresh.watermark is None or fresh.age_seconds is None:
         lines.append("No watermark yet: the first sync has not finished.")
     else:
-        age = format_age(fresh["age_seconds"])
-        lines.append(f"Everything updated before {_format_instant(fresh['watermark'])} is in the lake ({age}).")
-    if status["is_consistent"] is False:
+        age = format_age(fresh.age_seconds)
+        lines.append(f"Everything updated before {format_instant(fresh.watermark)} is in the lake ({age}).")
+    if status.is_consistent is False:
         lines.append("Compared with the service: not consistent. `scanlake verify` repairs it.")
-    elif fresh["last_verify_at"] is None:
-        never = "Not verified since the last rollback" if status["was_verified"] else "Never verified"
+    elif fresh.last_verify_at is None:
+        never = "Not verified since the last rollback" if status.was_verified else "Never verified"
         lines.append(f"{never}; `scanlake verify` detects deletions.")
     else:
-        lines.append(f"Verified {_format_instant(fresh['last_verify_at'])}.")
+        lines.append(f"Verified {format_instant(fresh.last_verify_at)}.")
     return lines
 
 
-def _describe_lake(status: Mapping[str, Any]) -> str:
-    name = f"Source {status['source']}: " if status["source"] else ""
-    service = f" of {status['base_url']}" if status["base_url"] else ""
-    files = pluralize(status["freshness"]["files"], "file")
-    return f"{name}{files}{service} in {format_path(Path(status['lake']))}."
+def _describe_lake(status: LakeStatus) -> str:
+    name = f"Source {status.source}: " if status.source else ""
+    service = f" of {status.base_url}" if status.base_url else ""
+    return f"{name}{pluralize(status.freshness.files, 'file')}{service} in {format_path(status.lake)}."
 
 
-def _state_lines(status: Mapping[str, Any]) -> list[str]:
+def _state_lines(status: LakeStatus) -> list[str]:
     """Return what a reader must know first: failures, a pause, and the run that is going on."""
     lines = []
-    if status["failures"] is not None:
-        lines.append(f"Failing: {Failures(**status['failures'])}")
-    elif status["interrupted"] is not None:
-        lines.append(f"Interrupted: {status['interrupted']}")
-    if (snapshot := status["paused_at_snapshot"]) is not None:
+    if status.failures is not None:
+        lines.append(f"Failing: {status.failures}")
+    elif status.interrupted is not None:
+        lines.append(f"Interrupted: {status.interrupted}")
+    if (snapshot := status.paused_at_snapshot) is not None:
         lines.append(
             f"Paused: the lake was rolled back to snapshot {snapshot}; `scanlake rollback --undo` allows syncs."
         )
-    if (run := status["running"]) is not None:
-        counts = [f"{run['files_listed']:,} listed", f"{run['files_stored']:,} fetched"]
-        if run["total"] is not None:
-            counts.append(f"{max(0, run['total'] - run['done']):,} of {run['total']:,} to go")
-        if run["eta_seconds"] is not None:
-            counts.append(f"{format_duration(round(run['eta_seconds']))} left")
-        lines.append(f"Running: {run['command']} since {_format_instant(run['started_at'])}: {', '.join(counts)}.")
+    if (run := status.running) is not None:
+        counts = [f"{run.files_listed:,} listed", f"{run.files_stored:,} fetched"]
+        if run.total is not None and run.done is not None:
+            counts.append(f"{max(0, run.total - run.done):,} of {run.total:,} to go")
+        if run.eta_seconds is not None:
+            counts.append(f"{format_duration(round(run.eta_seconds))} left")
+        lines.append(f"Running: {run.command} since {format_instant(run.started_at)}: {', '.join(counts)}.")
     return lines
 
 
 _RUN_HEADINGS: Final = ("command", "state", "started (UTC)", "fetched", "rejects", "seconds", "run", "error")
 
 
-def _format_run(run: Mapping[str, Any]) -> tuple[str | None, ...]:
-    names = ("files_stored", "rejects", "seconds")
-    counts = (None if run[name] is None else f"{round(run[name], 1):,}" for name in names)
-    started = format_minute(datetime.fromisoformat(run["started_at"]))
-    return (run["command"], run["state"], started, *counts, run["run_id"], run["error"])
-
-
-def _format_instant(text: str | None) -> str:
-    return format_instant(None if text is None else datetime.fromisoformat(text))
+def _format_run(run: RunStatus) -> tuple[str | None, ...]:
+    seconds = None if run.seconds is None else f"{round(run.seconds, 1):,}"
+    counts = (f"{run.files_stored:,}", f"{run.rejects:,}", seconds)
+    return (run.command, run.state, format_minute(run.started_at), *counts, run.run_id, run.error)

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import typer
@@ -10,10 +9,10 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from pipeline.child_commands import run_maintenance
-from pipeline.command_options import Excludes
+from pipeline.command_options import Excludes, parse_range
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
-from pipeline.formatting import pluralize
+from pipeline.formatting import to_json_value
 from pipeline.lake.compaction import compact_if_due
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.monitoring.after_run import LakeStats, RunDelta, measure_delta, monitored_run, record_killed_sync
@@ -21,12 +20,10 @@ from pipeline.monitoring.run_history import RunResult
 from pipeline.process import run_async
 from pipeline.publish_after_run import publish_in_subprocess
 from pipeline.publish_outcome import PublishOutcome
-from pipeline.results import to_json_value
 from pipeline.run_summaries import format_sync_summary, format_verification
 from pipeline.settings import Settings, require_base_url
 from pipeline.sync.sync import SyncSummary, TimeRange, sync
 from pipeline.sync.verify import VerifyResult, VerifyStopped, verify_if_due
-from pipeline.time_bounds import parse_range
 
 GROUP: Final = "Fetch data"
 
@@ -48,6 +45,7 @@ class SyncOutcome(SyncSummary, frozen=True, kw_only=True):
     verify: VerifyResult | VerifyStopped | None = None
 
 
+TAKES_ALL_SOURCES: Final = True
 RESULT: Final = SyncOutcome
 
 
@@ -141,10 +139,3 @@ def _format_verify(
     if isinstance(verification, VerifyResult) and (prints_summary or not verification.consistent):
         return f"verify (due every {settings.verify_every_days:g} days):\n{format_verification(verification)}"
     return ""
-
-
-def describe_source(result: Mapping[str, Any]) -> str:
-    """Return the line of a source from its JSON object."""
-    rejects = f", {pluralize(result['rejects'], 'reject')}" if result["rejects"] else ""
-    files = f"snapshot {result['snapshot']}, {pluralize(result['files_stored'], 'file')} fetched{rejects}"
-    return f"{files}, watermark {result['watermark'] or 'none yet'} ({result['seconds']:.1f} s)"

@@ -1,13 +1,11 @@
 """`scanlake verify`: compare the lake with the service and repair differences."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
-from pipeline.formatting import pluralize
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.process import run_async
 from pipeline.run_summaries import format_verification
@@ -15,6 +13,7 @@ from pipeline.settings import require_base_url
 from pipeline.sync.verify import VerifyMode, VerifyResult, verify
 
 GROUP: Final = "Fetch data"
+TAKES_ALL_SOURCES: Final = True
 RESULT: Final = VerifyResult
 
 
@@ -58,11 +57,3 @@ def run(
         result = run_async(verify(lake, settings, token, mode, context.progress()))
     code = ExitCode.OK if result.consistent else ExitCode.REJECTS
     return context.print_result(result, format_verification(result), code)
-
-
-def describe_source(result: Mapping[str, Any]) -> str:
-    """Return the line of a source from its JSON object."""
-    differences = [f"{result[name]:,} {name}" for name in ("missing", "stale", "deleted") if result[name]]
-    verdict = "consistent" if result["consistent"] else "NOT consistent"
-    counts = f"{pluralize(result['files_in_service'], 'file')} in the service, {result['files_in_lake']:,} in the lake"
-    return ", ".join([f"{verdict}: {counts}", *differences])

@@ -6,13 +6,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.atomic_files import clone_file, sha256_file, write_file
-from pipeline.csv_rows import format_csv_row
 from pipeline.errors import SettingsError
 from pipeline.images.work_list import create_chosen_table
 from pipeline.lake.export import staging_path
 from pipeline.lake.file_names import to_safe_part
 from pipeline.lake.handover import MANIFEST, NO_LINK, SUMS, ExportedImages, format_sums
 from pipeline.lake.reader import fetch_dicts
+from pipeline.text_tables import format_csv_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

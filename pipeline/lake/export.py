@@ -18,7 +18,6 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from pipeline.atomic_files import rename_without_overwrite
-from pipeline.csv_rows import escape_formula
 from pipeline.errors import SettingsError
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.query_result import BATCH_ROWS, iter_rows, read_batches
@@ -26,6 +25,7 @@ from pipeline.lake.reader import cast_to_text
 from pipeline.lake.sql import sql_escape_formula, sql_identifier
 from pipeline.lake.xlsx import is_excel_type, open_workbook, write_sheet
 from pipeline.output_formats import OutputFormat
+from pipeline.text_tables import escape_formula
 from schemas.tables import BY_NAME, TABLES
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from pipeline.lake.integrity import missing_or_resized_parts
 from pipeline.lake.ledger_format import refuse_other_formats
 from pipeline.lake.sql import sql_identifier, sql_literal
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, TABLES
-from schemas.timestamps import to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -74,44 +73,6 @@ def read_snapshot(path: Path) -> SnapshotContents:
 def missing_parts(layout: LakeLayout, contents: SnapshotContents) -> list[str]:
     """Return the names of the snapshot's parts that are missing or have another size."""
     return missing_or_resized_parts(layout, ((part.name, part.bytes) for part in contents.parts))
-
-
-def find_snapshot_at(layout: LakeLayout, at: int, *, or_other: bool = False) -> tuple[int, str]:
-    """Return the number of the snapshot that readers saw at an instant (microseconds), and a note if it is another.
-
-    `or_other`: if that is not kept, return the newest kept one before it; before the first snapshot, the one that the
-    first sync has completed. Otherwise raises `SettingsError`. Raises `LakeCorruptedError` if the catalog cannot be
-    read.
-    """
-    sql = "SELECT snapshot, epoch_us(published_at), complete FROM meta.snapshots ORDER BY snapshot"
-    try:
-        with read_database(layout.catalog) as db:
-            rows: list[tuple[int, int, bool]] = db.execute(sql).fetchall()
-    except duckdb.Error as error:
-        raise LakeCorruptedError(f"{layout.catalog.name} cannot be read.") from error
-    published = {number: since for number, since, _ in rows}
-    numbers = [number for number, _ in list_snapshots(layout) if number in published]
-    number = max((number for number, since in published.items() if since <= at), default=0)
-    if number in numbers:
-        return number, ""
-    if not numbers:
-        raise SettingsError("No snapshot is kept.", hint="Run `scanlake sync` first.")
-    if or_other:
-        first = next((number for number, _, complete in rows if complete), rows[0][0])
-        earlier = [older for older in numbers if older < number] or [first] * (not number and first in numbers)
-        if earlier:
-            why = "the snapshot of that time is not kept" if number else "the lake is younger than that"
-            since = f"snapshot {earlier[-1]} of {_format_instant(published[earlier[-1]])}"
-            return earlier[-1], f"{why}: changes since {since}"
-    raise SettingsError(
-        f"The snapshot of {_format_instant(at)} is not kept: the oldest is {numbers[0]}, published"
-        f" {_format_instant(published[numbers[0]])}.",
-        hint=f"Use --since {numbers[0]}. keep_snapshots and keep_daily set which are kept.",
-    )
-
-
-def _format_instant(at: int) -> str:
-    return f"{to_datetime(at):%Y-%m-%dT%H:%M:%SZ}"
 
 
 # Differences

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pipeline.csv_rows import FORMULA_PATTERN
+from pipeline.text_tables import FORMULA_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from msgspec.structs import asdict
 from pydantic import BaseModel
 
-from pipeline.csv_rows import format_csv_row
 from pipeline.formatting import escape_control_characters, pluralize
 from pipeline.lake.handover import MANIFEST, SUMS, format_sums
 from pipeline.lake.request_log import OrderState
@@ -22,6 +21,7 @@ from pipeline.reports.models import (
 )
 from pipeline.reports.signing import NAMESPACE
 from pipeline.templates.rendering import build_policy, read_script, render
+from pipeline.text_tables import format_csv_row
 from pipeline.version import __version__
 from schemas.timestamps import format_instant, now_us
 

@@ -19,7 +19,7 @@ LAYERS: Final = (
     {"__main__"},
     {"cli"},
     {"commands", "api"},
-    {"sources", "run_summaries", "publish_after_run", "file_text", "output_file", "query_process"},
+    {"sources", "run_summaries", "publish_after_run"},
     {"context", "publish_outcome"},
     {
         *("sync", "maintenance", "reports", "shares", "monitoring", "pages", "publish", "images"),
@@ -28,14 +28,11 @@ LAYERS: Final = (
     {"client", "lake"},
     {"flatten"},
     {"worker_process", "live_progress"},
-    {"child_commands", "config", "findings", "process", "settings_template", "templates", "text_tables"},
-    {"progress", "settings", "global_options", "command_options", "output_formats", "time_bounds"},
-    {"setting_checks", "terminal_prompt", "logs"},
+    {"child_commands", "config", "findings", "process", "templates", "text_tables"},
+    {"progress", "settings", "command_options", "output_formats"},
+    {"logs"},
     {"log_events"},
-    {
-        *("errors", "version", "formatting", "csv_rows", "atomic_files", "parent_process", "paths", "tokens", "urls"),
-        *("stop_signals", "results"),
-    },
+    {"errors", "version", "formatting", "atomic_files", "tokens", "urls", "stop_signals"},
 )
 """From top to bottom. A unit may import units below it, never units of its own layer; schemas is below all."""
 

@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 import aiohttp
 import msgspec
 
-from pipeline.parent_process import name_parent
+from pipeline.stop_signals import name_parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

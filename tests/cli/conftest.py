@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from pipeline.lake.meta_tables import FRESHNESS_COLUMNS, META_TABLES
-from schemas.tables import TABLES
+from pipeline.lake.sql import sql_literal
+from schemas.tables import TABLES, find_reference
 from tests.commands.conftest import main
 from tests.forkserver import run_command
 from tests.made_once import make_once
@@ -57,15 +58,23 @@ def _make_lake(root: Path) -> Path:
             rows = pa.Table.from_pylist(_FILES if table.name == "files" else [], schema=table.arrow)
             names = ", ".join(f'"{column.name}"' for column in table.columns)
             db.execute(f"CREATE TABLE {table.qualified_name} AS SELECT {names} FROM rows")
+            db.execute(f"COMMENT ON TABLE {table.qualified_name} IS {sql_literal(table.comment)}")
+            for column in table.columns:
+                name = f'{table.qualified_name}."{column.name}"'
+                db.execute(f"COMMENT ON COLUMN {name} IS {sql_literal(column.comment)}")
             del rows
         for name, columns in (
             ("freshness", FRESHNESS_COLUMNS),
             *((table.name, table.columns) for table in META_TABLES),
         ):
             db.execute(f"CREATE TABLE meta.{name} ({', '.join(f'{column} {kind}' for column, kind, _ in columns)})")
-        db.execute("CREATE TABLE meta.data_dictionary (table_name VARCHAR, is_view BOOLEAN)")
-        listed = [[table.name] for table in TABLES if table.schema == "main"]
-        db.executemany("INSERT INTO meta.data_dictionary VALUES (?, false)", listed)
+        names = "table_name VARCHAR, column_name VARCHAR, is_key BOOLEAN, refers_to VARCHAR, is_nullable BOOLEAN"
+        db.execute(f"CREATE TABLE meta.data_dictionary ({names}, is_view BOOLEAN)")
+        for table in (table for table in TABLES if table.schema == "main"):
+            for column in table.columns:
+                reference = find_reference(table.name, column.name)
+                values = (table.name, column.name, column.name in table.key, reference, column.nullable)
+                db.execute("INSERT INTO meta.data_dictionary VALUES (?, ?, ?, ?, ?, false)", values)
         for name, row in _META_ROWS:
             marks = ", ".join("?" for _ in row)
             db.execute(f"INSERT INTO meta.{name} ({', '.join(row)}) VALUES ({marks})", list(row.values()))

@@ -16,9 +16,9 @@ import duckdb
 import pytest
 
 from pipeline.commands import mcp
+from pipeline.commands.mcp import QueryLimits
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
-from pipeline.query_process import QueryLimits
 from tests.cli.test_query_access import fingerprint
 from tests.forked_process import fork_command, forked_children
 from tests.logging_reset import logging_as_before
@@ -71,10 +71,10 @@ async def test_the_tools_describe_tables_and_state(tools: Tools, lake: Path, mai
     """list_tables has every table without columns, describe_table its columns, and status what the command prints."""
     listed = await tools.call("list_tables", {})
     files = next(table for table in listed["tables"] if table["name"] == "files")
-    assert files == {"name": "files", "comment": "One row per file: its latest version.", "rows": 3}
-    assert {"meta.freshness", "meta.runs"} <= {view["name"] for view in listed["views"]}
+    assert files == {"name": "files", "comment": "One row per file: its latest version."}
+    assert {"meta.freshness", "meta.runs"} <= {table["name"] for table in listed["tables"]}
     described = await tools.call("describe_table", {"name": "uploads"})
-    assert described["key"] == ["file_id", "id"]
+    assert [column["name"] for column in described["columns"] if column["is_key"]] == ["file_id", "id"]
     by_name = {column["name"]: column for column in described["columns"]}
     assert by_name["file_id"]["refers_to"] == "files.file_id"
     assert (await tools.call("describe_table", {"name": "meta.runs"}))["name"] == "meta.runs"

@@ -18,7 +18,7 @@ SERVICE: Final = {"SCANLAKE_BASE_URL": "http://127.0.0.1:9", "SCANLAKE_TOKEN": "
 MISTAKES: Final = (  # the line as it is typed, with variables before it, and a part of the answer
     # Names of commands and options
     ("satus", "scanlake: No such command: satus. Did you mean status? See `scanlake --help`."),
-    ("prune", "scanlake: No such command: prune. Did you mean rebuild? See `scanlake --help`."),
+    ("prune", "scanlake: No such command: prune. See `scanlake --help`."),
     ("purg", "scanlake: No such command: purg. See `scanlake --help`."),  # what cannot be undone is not offered
     ("status --rnus 3", "scanlake: No such option: --rnus. Did you mean --runs? See `scanlake status --help`."),
     ("--jsn status", "scanlake: No such option: --jsn. Did you mean --json? See `scanlake --help`."),
@@ -60,7 +60,7 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("status --set lang", "--set lang: no value. Use --set NAME=VALUE"),
     ("SCANLAKE_TOKEN= sync --set token_file=gone", "token_file gone: No such file"),
     ("sync --config gone.toml", "gone.toml: not found"),
-    ("sync --jobs 3", "--jobs requires --all"),
+    ("share A --yes", "--yes requires --send-email"),
     # An empty path, as of an unset variable, is not the current folder, and DuckDB reads no pattern
     ("status --lake ''", "'--lake': is empty; give a path."),
     ("status --config ''", "'--config': is empty; give a path."),
@@ -74,8 +74,6 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("sync --since 2026-02-01 --until 2026-01-01", "--until is not after --since"),
     ("files --since yesterday", "--since yesterday: not an instant."),
     ("files --end-date 2026-02-30", "--end-date 2026-02-30: not an instant."),
-    ("files --since 2026-02-02 --until 2026-02-01", "--until is not after --since"),
-    ("files --start-date 2026-02-02 --end-date 2026-02-01", "--end-date is not after --start-date"),
     ("files --field blue", "--field blue: not ID=VALUE."),
     ("files --field seven=blue", "--field seven=blue: not ID=VALUE."),
     ("files --field 7=a --field 7=b", "--field 7 is given twice"),
@@ -83,10 +81,9 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("files A --open", "FILES and --open exclude each other"),
     ("files 7 --limit 3", "FILES and --limit exclude each other"),
     ("files --include images", "Invalid value for '--include': 'images' is not one of"),
-    ("files --include geocoding", "--include geocoding requires uploads"),
     ("files --limit 0", "--limit"),
-    ("files --json --format csv", "--json and another --format exclude each other"),
-    ("files --format xlsx", "'xlsx' is not one of table, csv, json"),
+    ("query --json --format csv 'SELECT 1'", "--json and another --format exclude each other"),
+    ("query --format html 'SELECT 1'", "'html' is not one of table, csv, json"),
     # Reports and links: nothing is ordered, and no folder of another is taken
     ("report -o out", "No files are selected."),
     ("demo --folder lake", "lake exists and is not from an earlier demo."),
@@ -94,12 +91,11 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("query", "The query is empty."),
     ("query -", "The query is empty."),
     ("query '; -- nothing'", "The query is empty."),
-    ("query 'SELECT 1' --file q.sql", "exclude each other"),
-    ("query -f nope.sql", "--file nope.sql: No such file or directory."),
     ("query 'SELECT 1' -o nodir/x.csv", "--out nodir/x.csv: folder nodir does not exist."),
     ("query 'SELECT 1' -o . --format csv", "--out . is a folder."),
     ("query 'SELECT 1' -o circle --format csv", "--out circle is a link that refers to itself."),
     ("query 'SELECT 1' -o answer.docx", ".docx is no format of a result. Use .csv"),
+    ("query 'SELECT 1' -o a.parquet --format csv", "--out a.parquet: the name is for parquet, --format is csv."),
     ("query 'SELECT 1' --format xlsx", "The format xlsx needs a file. Add --out FILE."),
     ("query 'SELECT 1' -o lake/catalog.duckdb", "--out"),
     ("query 'SELEC 1'", 'Parser Error: syntax error at or near "SELEC". Run `scanlake tables` to list tables and'),
@@ -107,7 +103,7 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("query \"COPY files TO 'x.csv'\"", "COPY: a query reads tables only. Use SELECT, FROM, PIVOT, DESCRIBE or SHOW"),
     ("tables upload", "Did you mean uploads?"),
     ("tables _parts", "_parts"),
-    ("tables meta.runs --lake nowhere", "Views and the tables of meta require a lake."),
+    ("tables meta.runs --lake nowhere", "/nowhere. Run `scanlake sync` first, or correct --lake."),
 )  # fmt: skip
 
 

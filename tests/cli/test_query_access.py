@@ -10,7 +10,6 @@ import json
 import os
 import signal
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from subprocess import PIPE
 from typing import TYPE_CHECKING
@@ -158,13 +157,11 @@ def test_a_table_for_people_cannot_be_forged(main: Scanlake) -> None:
     assert main("query", "FROM range(200)").out.splitlines()[-1] == "200 rows"
 
 
-def test_the_question_may_come_from_elsewhere(main: Scanlake, tmp_path: Path) -> None:
-    """SQL comes as an argument, from standard input, which is also the default, or from a file of UTF-8."""
-    (tmp_path / "q.sql").write_text("SELECT 41 + 1 AS n; -- a comment", encoding="utf-8")
-    for arguments in (("-",), (), ("--file", "q.sql")):
+def test_the_question_may_come_from_elsewhere(main: Scanlake) -> None:
+    """SQL comes as an argument, or from standard input, which is also the default."""
+    for arguments in (("-",), ()):
         assert main("query", *arguments, "--format", "jsonl", stdin="SELECT 42 AS n;\n").out == '{"n":42}\n'
-    (tmp_path / "q.sql").write_bytes(b"SELECT '\xff'")
-    assert "not UTF-8" in main("query", "--file", "q.sql").err
+    assert "not UTF-8" in main("query", "-", stdin="SELECT '\udcff'").err
 
 
 def test_a_session_that_writes_is_waited_for(scanlake: Scanlake, lake: Path) -> None:
@@ -187,23 +184,23 @@ def test_a_query_on_an_incomplete_lake_says_so(main: Scanlake, lake: Path) -> No
         (lake / "catalog.duckdb").write_bytes(whole)
 
 
-def test_tables_without_a_lake(main: Scanlake) -> None:
-    """The data dictionary needs no lake: it is the declared schema, without the views and the tables of meta."""
-    ask = partial(main, "--lake", "nowhere", "tables")
-    shown = ask().out
+def test_tables_describe_what_is_declared(main: Scanlake, lake: Path) -> None:
+    """The data dictionary has every declared table, with the keys, types and references of its columns."""
+    assert lake.is_dir()
+    shown = main("tables").out
     assert not [table.name for table in TABLES if table.name not in shown or table.comment not in shown]
-    [described] = ask("uploads", "--json").json["tables"]
-    assert (described["name"], described["rows"]) == ("uploads", None)
-    assert (described["key"], described["tie_break"]) == (["file_id", "id"], "position")
+    [described] = main("tables", "uploads", "--json").json["tables"]
+    assert described["name"] == "uploads"
+    assert [column["name"] for column in described["columns"] if column["is_key"]] == ["file_id", "id"]
     by_name = {column["name"]: column for column in described["columns"]}
     assert {"type": "BIGINT", "is_key": True, "is_nullable": True}.items() <= by_name["id"].items()
     assert {"type": "BIGINT", "is_key": False, "is_nullable": False}.items() <= by_name["position"].items()
     assert (by_name["file_id"]["refers_to"], by_name["comment"]["refers_to"]) == ("files.file_id", None)
-    told = " ".join(ask("uploads").out.split())
-    assert "Key: file_id, id, then position. Parent: files." in told
+    told = " ".join(main("tables", "uploads").out.split())
+    assert "Key: file_id, id. column" in told
     assert "file_id BIGINT NOT NULL The file." in told
-    assert "Key: file_id. column" in " ".join(ask("main.files").out.split())
-    assert [table["name"] for table in ask("meta.misfits", "--json").json["tables"]] == ["meta.misfits"]
+    assert "Key: file_id. column" in " ".join(main("tables", "main.files").out.split())
+    assert [table["name"] for table in main("tables", "meta.misfits", "--json").json["tables"]] == ["meta.misfits"]
 
 
 def test_tables_know_views_and_meta(main: Scanlake, lake: Path) -> None:
@@ -214,20 +211,18 @@ def test_tables_know_views_and_meta(main: Scanlake, lake: Path) -> None:
         db.execute("COMMENT ON COLUMN main.damage_by_month.n IS 'How many.'")
         db.execute("COMMENT ON TABLE meta.runs IS 'One row a run.'")
         db.execute("CREATE TABLE main._parts (name VARCHAR)")
-    (view,) = json.loads(main("tables", "main.damage_by_month", "--json").out)["views"]
+    (view,) = json.loads(main("tables", "main.damage_by_month", "--json").out)["tables"]
     assert (view["name"], view["comment"]) == ("damage_by_month", "Damage, month by month.")
     column = {"name": "n", "type": "BIGINT", "comment": "How many.", "refers_to": None}
     assert view["columns"][0] == column | {"is_key": False, "is_nullable": True}
     assert [column["name"] for column in view["columns"]] == ["n", "scan_code"]
-    assert "files: One row per file: its latest version. 3 rows." in main("tables", "files").out
     told = main("tables", "meta.runs").out
     assert "meta.runs: One row a run." in told
     assert "started_at" in told
     everything = json.loads(main("tables", "--json").out)
-    assert len(everything["tables"]) == len(TABLES)
-    names = {each["name"] for each in everything["views"]}
-    assert {"damage_by_month", "meta.runs", "meta.freshness"} <= names
-    assert not names & ({"_parts", "meta.misfits"} | {table.name for table in TABLES})
+    names = {each["name"] for each in everything["tables"]}
+    assert {"damage_by_month", "files", "meta.runs", "meta.freshness"} <= names
+    assert "_parts" not in names
     assert "Damage, month by month." in main("tables").out
     for wrong, near in (("damage_by_mont", "damage_by_month"), ("meta.run", "meta.runs"), ("runs", "meta.runs")):
         assert f"Did you mean {near}?" in main("tables", wrong).err

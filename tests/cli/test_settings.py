@@ -11,8 +11,7 @@ from structlog.testing import capture_logs
 
 from pipeline.config import load
 from pipeline.errors import SettingsError
-from pipeline.settings import Settings, load_token, require_base_url
-from pipeline.settings_template import render_settings_file
+from pipeline.settings import Settings, load_token, render_settings_file, require_base_url
 from schemas.includes import INCLUDES
 from tests.rows import every
 

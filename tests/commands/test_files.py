@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -64,7 +62,7 @@ async def test_limit_bounds_what_is_shown_and_says_that_there_is_more(tmp_path: 
     async with Emulator(330, seed=SEED) as emulator:
         for limit, calls in ((7, 1), (300, 2), (330, 2), (1000, 2)):
             emulator.reset()
-            answer = await called(tmp_path, "files", "--limit", str(limit), "--format", "json", **variables(emulator))
+            answer = await called(tmp_path, "files", "--limit", str(limit), "--json", **variables(emulator))
             found = answer.json
             assert len({file["id"] for file in found["files"]}) == len(found["files"]) == min(limit, 330)
             assert (found["ok"], found["has_more"], found["total"]) == (True, limit < 330, 330)
@@ -74,44 +72,32 @@ async def test_limit_bounds_what_is_shown_and_says_that_there_is_more(tmp_path: 
         answer = await called(tmp_path, "files", **variables(emulator))
         assert ("50 files" in answer.out, "50 of 330" in answer.err) == (True, True)
     async with Emulator(90, seed=SEED, quirks=make_quirks("sparse")) as emulator:
-        answer = await called(tmp_path, "files", "--limit", "60", "--format", "json", **variables(emulator))
+        answer = await called(tmp_path, "files", "--limit", "60", "--json", **variables(emulator))
     assert (len(answer.json["files"]), answer.json["total"], answer.json["has_more"]) == (60, None, True)
     assert "60 files are shown, and there are more" in answer.err
 
 
-async def test_json_and_csv_are_exact(tmp_path: Path) -> None:
-    """JSON holds each document as sent, with the requested includes; CSV exact ids and instants, empty for null."""
+async def test_json_is_exact(tmp_path: Path) -> None:
+    """JSON holds each document as sent, with the requested includes."""
     async with Emulator(60, seed=SEED, quirks=make_quirks(settings={"precision": "micros"})) as emulator:
         arguments = ("files", "--include", "uploads", "--include", "forms", "--limit", "60")
-        answer = await called(tmp_path, *arguments, "--format", "json", **variables(emulator))
-        listed = await called(tmp_path, *arguments, "--format", "csv", **variables(emulator))
-        truth = {str(file["id"]): file for file in emulator.truth()}
+        answer = await called(tmp_path, *arguments, "--json", **variables(emulator))
         expected = {
             record.id: emulator.documents.build_item(record, frozenset({"uploads", "forms"}))
             for record in emulator.world.records.values()
         }
     assert {file["id"]: file for file in answer.json["files"]} == expected
-    rows = list(csv.DictReader(io.StringIO(listed.out)))
-    assert len(rows) == 60
-    for row in rows:
-        file = truth[row["id"]]
-        assert row["scan_code"] == file["scan_code"]
-        assert parse_instant(row["updated_at"]) == file["updated"]
-        assert row["closed"] == str(file["item"]["closed"])
-        assert row["uploads"] == str(len(file["item"]["uploads"]))
-        assert row["recent_snap_id"] == str(file["item"]["recent_snap_id"] or "")
 
 
 async def test_values_of_any_type_are_listed(tmp_path: Path) -> None:
     """Ids as text, flags as booleans, nested counts and late types are no reason to fail."""
     for profile in ("contrary", "hostile", "instances"):
         async with Emulator(60, seed=SEED, quirks=make_quirks(profile, {"order": "id-asc"})) as emulator:
-            for output_format in ("table", "csv"):
-                arguments = ("--format", output_format, "--limit", "100", "--include", "uploads")
-                place = {"SCANLAKE_TOKEN_LOCATION": "header"} if profile == "contrary" else {}
-                answer = await called(tmp_path, "files", *arguments, **variables(emulator), **place)
-                assert answer.code == 0, answer.err
-                assert all(str(file["id"]) in answer.out for file in emulator.truth())
+            place = {"SCANLAKE_TOKEN_LOCATION": "header"} if profile == "contrary" else {}
+            arguments = ("--limit", "100", "--include", "uploads")
+            answer = await called(tmp_path, "files", *arguments, **variables(emulator), **place)
+            assert answer.code == 0, answer.err
+            assert all(str(file["id"]) in answer.out for file in emulator.truth())
 
 
 async def test_a_refused_search_names_the_parameter(tmp_path: Path) -> None:

@@ -29,9 +29,6 @@ base_url = "https://north.example"
 base_url = "https://south.example"
 """
 VALUES: Final = {"INSTANT": "2024-01-31", "DURATION": "15m", "INTEGER": "1", "SHARE": "0.5"}
-OF_THE_PARENT: Final = {"--all", "--jobs"}
-"""Options that the process of all sources needs itself; its children run one source each."""
-
 OWN_ALL: Final = frozenset({"query"})
 """Commands that serve all sources in one process: tests/commands/test_sources.py has their children."""
 
@@ -50,7 +47,7 @@ def _list_cases() -> Iterator[tuple[str, Any, list[str]]]:
         own = [each for each in parameters if each.param_type_name == "option" and each.name not in shared]
         arguments = ["folder" for each in parameters if each.param_type_name == "argument" and each.required]
         if any("--all" in option.opts for option in own):
-            yield from ((name, option, arguments) for option in own if not OF_THE_PARENT & set(option.opts))
+            yield from ((name, option, arguments) for option in own if "--all" not in option.opts)
 
 
 @every("name, option, arguments", _list_cases())

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 from typer.main import get_command
 
 from pipeline import cli
-from pipeline.settings import PREFIX, Settings
-from pipeline.settings_template import SECTIONS, render_settings_file
+from pipeline.settings import PREFIX, SECTIONS, Settings, render_settings_file
 from schemas.tables import TABLES, find_reference
 from tests.docs.json_page import format_json_page
 

@@ -6,13 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import duckdb
-import pytest
 
-from pipeline.cli import main
 from pipeline.lake.lake import Lake
 from pipeline.lake.snapshots import diff_snapshots
 from pipeline.settings import Settings
-from schemas.timestamps import SECOND, now_us, to_datetime
 from tests.lake.corruption import flip
 from tests.lake.history import differing_rows
 from tests.lake.lake_builder import commit
@@ -67,9 +64,6 @@ def test_the_verbs(history: History, tmp_path: Path) -> None:
     number = str(listed[-2]["snapshot"])
     found = json.loads(told(lake, "changes", "--since", number, "--json"))
     assert found["counts"] == {"added": 0, "changed": 0, "deleted": 1}
-    lines = told(lake, "changes", "--since", number, "--format", "csv").splitlines()
-    assert lines[0] == "change,file_id,scan_code,updated_at,columns"
-    assert lines[1].startswith(f"deleted,{found['files'][0]['file_id']},")
     assert "0 added, 0 changed, 1 deleted" in told(lake, "changes", "--since", number)
     assert json.loads(told(lake, "rollback", number, "--yes", "--json"))["files"] == len(history.old.truth) + 1
     refused = told(lake, "sync", "--set", "base_url=http://127.0.0.1:1", code=2, SCANLAKE_TOKEN="t")
@@ -104,8 +98,8 @@ def test_changes_name_the_columns_that_differ(tmp_path: Path) -> None:
     }
     text = told(lake, "changes", "--since", "1")
     assert "files.updated_at uploads.comment fields\n" in text
-    csv_row = told(lake, "changes", "--since", "1", "--format", "csv").splitlines()[1]
-    assert csv_row.endswith(",ref 1,2026-11-18T11:06:40.000001Z,files.updated_at uploads.comment fields")
+    assert "ref 1" in text
+    assert "2026-11-18T11:06:40.000001Z" in text
 
 
 def test_changes_leave_out_files_with_equal_content(tmp_path: Path) -> None:
@@ -120,40 +114,16 @@ def test_changes_leave_out_files_with_equal_content(tmp_path: Path) -> None:
     assert told(lake, "changes", "--since", "2") == "0 added, 0 changed, 0 deleted from snapshot 2 to 3\n"
 
 
-def test_changes_since_a_time(tmp_path: Path) -> None:
-    """A duration, a date or an instant means the snapshot that readers saw then, or the kept one before it."""
-    lake, now, hour = tmp_path / "lake", now_us(), 3_600 * SECOND
+def test_changes_between_two_snapshots(tmp_path: Path) -> None:
+    """The numbers of two kept snapshots, the newest by default, in their order; another number is refused."""
+    lake = tmp_path / "lake"
     with Lake(lake, doing="test") as made:
-        for number, age in ((1, 49), (2, 25), (3, 1)):
+        for number in (1, 2, 3):
             commit(made, {number: 0})
-            made.publish("", at=now - age * hour, complete=True, watermark=AT)
-    instant = f"{to_datetime(now - 26 * hour):%Y-%m-%dT%H:%M:%SZ}"
-    since = {"24h": [3], "2h": [3], "30m": [], "2d": [2, 3], "1d2h": [2, 3], instant: [2, 3], "2": [3]}
-    assert {when: [row["file_id"] for row in _change_of(lake, "--since", when)] for when in since} == since
-    assert [row["file_id"] for row in _change_of(lake, "--since", "1", "--until", "24h")] == [2]
+            made.publish("", at=AT + number, complete=True, watermark=AT)
+    assert [row["file_id"] for row in _change_of(lake, "--since", "2")] == [3]
+    assert [row["file_id"] for row in _change_of(lake, "--since", "1", "--until", "2")] == [2]
     assert "--until is before --since." in told(lake, "changes", "--since", "2", "--until", "1", code=2)
-    second = (lake / "snapshots" / "000002.duckdb").rename(tmp_path / "not-kept")
-    assert [row["file_id"] for row in _change_of(lake, "--since", "24h")] == [2, 3]
-    assert "is not kept" in told(lake, "changes", "--since", "1", "--until", "24h", code=2)
-    second.rename(lake / "snapshots" / "000002.duckdb")
+    assert "Input should be a valid integer" in told(lake, "changes", "--since", "soon", code=2)
     (lake / "snapshots" / "000001.duckdb").rename(tmp_path / "not-kept")
-    for when in ("2d", "3d"):
-        message = told(lake, "changes", "--since", when, code=2)
-        assert "is not kept: the oldest is 2, published" in message
-    assert "Use --since 2. keep_snapshots" in message
-    assert "--since soon: not a time. Use 24h, 7d, 2026-01-31" in told(lake, "changes", "--since", "soon", code=2)
-
-
-def test_changes_since_a_time_before_the_first_sync(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a younger lake --since means what the first sync has brought, and a line says so; --until is an error."""
-    lake, now, minute = tmp_path / "lake", now_us(), 60 * SECOND
-    with Lake(lake, doing="test") as made:
-        for number, complete in ((1, False), (2, True), (3, True)):
-            commit(made, {number: 0})
-            made.publish("", at=now - (10 - number) * minute, complete=complete, watermark=AT)
-    with pytest.raises(SystemExit) as ended:
-        main(["changes", "--since", "24h", "--lake", str(lake)])
-    out, err = capsys.readouterr()
-    assert (ended.value.code, out.splitlines()[-1]) == (0, "1 added, 0 changed, 0 deleted from snapshot 2 to 3")
-    assert err.startswith("note: the lake is younger than that: changes since snapshot 2 of ")
-    assert "is not kept" in told(lake, "changes", "--since", "1", "--until", "24h", code=2)
+    assert "is not kept" in told(lake, "changes", "--since", "1", code=2)

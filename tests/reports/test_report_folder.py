@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.csv_rows import escape_formula
 from pipeline.errors import ExitCode, SettingsError, StorageError
 from pipeline.formatting import escape_control_characters
 from pipeline.reports.folder import JobFolder
 from pipeline.reports.manifest import format_csv, render_page
 from pipeline.reports.models import Manifest, ManifestCounts, ManifestDeletions, ManifestFile
 from pipeline.reports.signing import sign
+from pipeline.text_tables import escape_formula
 from tests.findings import folder_problems
 from tests.pages.page_lakes import ParsedPage
 from tests.reports.report_harness import (
