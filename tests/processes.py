@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -116,7 +117,8 @@ def children_of(pid: int) -> list[int]:
     """The processes that a process has started and that are not waited for yet."""
     found = []
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(each) for each in (thread / "children").read_text().split()]
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended since it was listed
+            found += [int(each) for each in (thread / "children").read_text().split()]
     return found
 
 

@@ -76,7 +76,11 @@ _DICTIONARY_COLUMNS: Final = (
     ("is_nullable", "BOOLEAN", "The column can be NULL."),
     ("is_view", "BOOLEAN", "The column belongs to a view that is computed from the tables."),
 )
-_FRESHNESS_COLUMNS: Final = (*(column for column in FRESHNESS_COLUMNS if column[0] != "age_seconds"), CATALOG_FORMAT)
+_FRESHNESS_COLUMNS: Final = (
+    *(column for column in FRESHNESS_COLUMNS if column[0] != "age_seconds"),
+    CATALOG_FORMAT,
+    ("lake_id", "VARCHAR", "Id of the lake, which its copies share."),
+)
 _FRESHNESS: Final = "meta._freshness"
 _DICTIONARY: Final = "meta.data_dictionary"
 
@@ -151,6 +155,7 @@ def _write_freshness(db: duckdb.DuckDBPyConnection, ledger: Ledger, spec: Catalo
         "last_verify_at": properties.last_verify_at,
         "texts_from": properties.texts_from,
         CATALOG_FORMAT[0]: describe_format(),
+        "lake_id": ledger.get_lake_id(),
     }
     _write_table(db, _FRESHNESS, _FRESHNESS_COLUMNS, [[row[name]] for name, _, _ in _FRESHNESS_COLUMNS])
 

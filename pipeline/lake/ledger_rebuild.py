@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 
 _BATCH_ROWS: Final = 1_000
 _LOST_RECORDS: Final = (
-    "what only the ledger had is lost: the records of runs, verifications, rejects, reports, shares and purges, a"
-    " rollback's pause, and images that the catalog does not list (`scanlake images` fetches them again)"
+    "what only the ledger had is lost: the records of runs, verifications, rejects, reports, shares and purges, the"
+    " targets of publishes, which a purge does not reach any more, a rollback's pause, and images that the catalog does"
+    " not list (`scanlake images` fetches them again)"
 )
 _log = get_logger()
 
@@ -105,7 +106,7 @@ def _restore(layout: LakeLayout, ledger: Ledger, problem: str) -> dict[str, str]
         used = [int(path.name.partition("-")[0]) for path in list_part_files(layout)]
         set_properties(db, next_commit_seq=max(used, default=0) + 1, pending_rows_from=1)
         _restore_snapshots(db, layout)
-        _restore_images(db, layout)
+        _restore_images_and_id(db, layout)
     records = _CommitRecords()
     layout.create_dirs(layout.folders(table.name for table in TABLES))
     write_pending_rows(layout, ledger, records.add)
@@ -219,11 +220,13 @@ def _restore_snapshots(db: sqlite3.Connection, layout: LakeLayout) -> None:
         insert(db, "snapshot", {**asdict(record), "state": "published"})
 
 
-def _restore_images(db: sqlite3.Connection, layout: LakeLayout) -> None:
-    """Record the images that the newest catalog lists."""
+def _restore_images_and_id(db: sqlite3.Connection, layout: LakeLayout) -> None:
+    """Record the images that the newest catalog lists, and the lake's id, by which its targets know it."""
     times = ("taken_at", "fetched_at")
     selected = ", ".join(f"epoch_us({name})" if name in times else name for name in COLUMNS)
     with _skip_damaged_catalog(layout.catalog), read_database(layout.catalog) as catalog:
+        ((lake_id,),) = catalog.execute("SELECT lake_id FROM meta._freshness").fetchall()
+        set_properties(db, lake_id=lake_id)
         images = catalog.execute(f"SELECT {selected}, 1 FROM main.images")
         while rows := images.fetchmany(_BATCH_ROWS):
             insert_all(db, "image", (*COLUMNS, "change_seq"), rows)

@@ -82,6 +82,15 @@ def test_what_is_published_is_what_the_lake_has(history: History, url: str, tmp_
     assert differing(lake, store, tmp_path / "copy") == []
 
 
+def test_a_rebuilt_lake_is_published_where_it_was(history: History, url: str, tmp_path: Path) -> None:
+    """A lake whose ledger was lost and rebuilt is published to its former targets, which stay whole copies."""
+    told(history.root, "publish", "--to", url)
+    (history.root / "ledger.sqlite").unlink()
+    told(history.root, "repair")
+    told(history.root, "publish", "--to", url)
+    assert differing(history.root, open_store(url), tmp_path / "read") == []
+
+
 def test_wrong_usage(history: History) -> None:
     """Options that make no sense together, and URLs of other kinds, are exit code 2."""
     lake = history.root
