@@ -32,7 +32,7 @@ MORE: Final = {
 ENVIRONMENTS: Final = {"strict ascii": {"PYTHONIOENCODING": "ascii:strict", **ASCII}, **MORE}
 TELLING: Final = ("--help", "query 'FROM files' --json", "--no-such-option --json")
 COMMANDS: Final = (
-    "--version", "tables", "settings --json", "status --json", "changes --since 1 --format csv", "query 'FROM files'",
+    "--version", "tables", "settings --json", "status --json", "changes --since 1 --json", "query 'FROM files'",
     "query 'FROM files' --format csv", "no-such-command", "query 'FROM nothing' --json",
 )  # fmt: skip
 QUESTION: Final = 'SELECT 1 AS "größe 日本"'
