@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -79,7 +80,11 @@ _DICTIONARY_COLUMNS: Final = (
 _FRESHNESS_COLUMNS: Final = (
     *(column for column in FRESHNESS_COLUMNS if column[0] != "age_seconds"),
     CATALOG_FORMAT,
-    ("lake_id", "VARCHAR", "Id of the lake, which its copies share."),
+    (
+        "properties",
+        "VARCHAR",
+        "For a ledger that is rebuilt: the lake's id, its service, its targets.",
+    ),
 )
 _FRESHNESS: Final = "meta._freshness"
 _DICTIONARY: Final = "meta.data_dictionary"
@@ -155,7 +160,7 @@ def _write_freshness(db: duckdb.DuckDBPyConnection, ledger: Ledger, spec: Catalo
         "last_verify_at": properties.last_verify_at,
         "texts_from": properties.texts_from,
         CATALOG_FORMAT[0]: describe_format(),
-        "lake_id": ledger.get_lake_id(),
+        "properties": json.dumps(ledger.kept_properties()),
     }
     _write_table(db, _FRESHNESS, _FRESHNESS_COLUMNS, [[row[name]] for name, _, _ in _FRESHNESS_COLUMNS])
 

@@ -5,6 +5,7 @@ Rows of superseded versions stay in the parts until a compaction. They are filte
 
 from __future__ import annotations
 
+import json
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.lake.meta_tables import META_TABLES
-from pipeline.lake.models import Part, SnapshotRecord
+from pipeline.lake.models import KEPT_PROPERTIES, Part, SnapshotRecord
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.sql import sql_identifier, sql_read_parquet
 from pipeline.version import __version__
@@ -84,6 +85,12 @@ def read_spec(db: duckdb.DuckDBPyConnection) -> CatalogSpec:
         " freshness.snapshot), complete, 0, files, epoch_us(watermark) FROM meta._freshness AS freshness"
     ).fetchall()[0]
     return CatalogSpec(SnapshotRecord(*row), read_parts(db))
+
+
+def read_kept_properties(db: duckdb.DuckDBPyConnection) -> dict[str, str]:
+    """Return the JSON of the lake's properties that an open catalog has, by name. Raises `duckdb.Error`."""
+    ((text,),) = db.execute("SELECT properties FROM meta._freshness").fetchall()
+    return {name: value for name, value in json.loads(text).items() if name in KEPT_PROPERTIES}
 
 
 def read_parts(db: duckdb.DuckDBPyConnection) -> list[Part]:

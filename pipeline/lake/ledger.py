@@ -30,7 +30,7 @@ from pipeline.lake.ledger_format import (
     translate_sqlite_errors,
 )
 from pipeline.lake.ledger_queries import LedgerQueries
-from pipeline.lake.models import LakeProperties, RunRecord, SnapshotRecord
+from pipeline.lake.models import KEPT_PROPERTIES, LakeProperties, RunRecord, SnapshotRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -125,6 +125,12 @@ class Ledger(LedgerQueries):
             lake_id = self.properties.lake_id or uuid4().hex
             set_properties(db, lake_id=lake_id)
         return lake_id
+
+    def kept_properties(self) -> dict[str, str]:
+        """Return the JSON of the properties that the catalog has, too, for a ledger that is rebuilt."""
+        self.get_lake_id()
+        stored = self.query("SELECT name, value FROM lake_property")
+        return {name: value for name, value in stored if name in KEPT_PROPERTIES}
 
     # Runs
 

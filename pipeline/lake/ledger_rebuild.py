@@ -13,24 +13,25 @@ from typing import TYPE_CHECKING, Final
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import Struct, field
 from msgspec.structs import asdict, astuple, replace
 
 from pipeline.atomic_files import atomic_write, damaged_name, fsync_file
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.findings import damage, warning
-from pipeline.lake.catalog_sql import PART_COLUMNS, read_spec
+from pipeline.lake.catalog_sql import PART_COLUMNS, read_kept_properties, read_spec
 from pipeline.lake.duckdb_files import classify_read_error, first_line, read_database
-from pipeline.lake.file_names import list_part_files, list_snapshots
+from pipeline.lake.file_names import is_part_name, list_part_files, list_snapshots
 from pipeline.lake.image_records import COLUMNS
 from pipeline.lake.lake_folder import has_restore_mark
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger, insert, insert_all, record_drift, require_publish, set_properties
 from pipeline.lake.models import Commit, SnapshotRecord
-from pipeline.lake.part_rows import VERSION_COLUMNS, iter_raw_batches, read_versions, write_pending_rows
-from pipeline.lake.parts import RAW_TABLE, describe_part, is_own_part
+from pipeline.lake.part_rows import VERSION_COLUMNS, iter_raw_batches, read_part, read_versions, write_pending_rows
+from pipeline.lake.parts import RAW_TABLE, RowBuffer, describe_part, is_own_part
 from pipeline.logs import get_logger
-from schemas.tables import COMMIT_SEQ_COLUMN, FILES, RAW, TABLES
+from schemas.tables import COMMIT_SEQ_COLUMN, FILES, RAW, TABLES, WORKFLOW_DEFINITION_STEPS, WORKFLOW_DEFINITIONS
 from schemas.timestamps import SECOND, now_us
 
 if TYPE_CHECKING:
@@ -41,13 +42,13 @@ if TYPE_CHECKING:
     from pipeline.findings import Finding
     from pipeline.flatten.flatten import FlattenResult
     from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.models import Part
     from pipeline.lake.part_rows import RawCommit
 
 _BATCH_ROWS: Final = 1_000
 _LOST_RECORDS: Final = (
-    "what only the ledger had is lost: the records of runs, verifications, rejects, reports, shares and purges, the"
-    " targets of publishes, which a purge does not reach any more, a rollback's pause, and images that the catalog does"
-    " not list (`scanlake images` fetches them again)"
+    "what only the ledger had is lost: the records of runs, verifications, rejects, reports, shares and purges, and"
+    " images and targets that the catalog does not list (`scanlake images` fetches such images again)"
 )
 _log = get_logger()
 
@@ -82,8 +83,9 @@ def _quarantine_ledger(layout: LakeLayout) -> None:
 def list_documents(layout: LakeLayout, problem: str) -> list[str]:
     """Return the names of the documents parts. Raises `LakeCorruptedError` about the ledger's problem without any."""
     # An unfinished restore may not have brought all parts.
-    paths = [] if has_restore_mark(layout.root) else filter(is_own_part, layout.documents_dir.glob("*"))
-    if names := sorted(map(layout.part_name, paths)):
+    paths = [] if has_restore_mark(layout.root) else layout.documents_dir.glob("*")
+    # By their names alone: a part whose end is damaged is named, not taken for a file of others.
+    if names := sorted(layout.part_name(path) for path in paths if is_part_name(path.name) and not path.is_symlink()):
         return names
     raise _make_no_source_error(layout, problem)
 
@@ -105,13 +107,15 @@ def _restore(layout: LakeLayout, ledger: Ledger, problem: str) -> dict[str, str]
         # A number is never used twice, not even that of a commit whose documents are lost.
         used = [int(path.name.partition("-")[0]) for path in list_part_files(layout)]
         set_properties(db, next_commit_seq=max(used, default=0) + 1, pending_rows_from=1)
-        _restore_snapshots(db, layout)
-        _restore_images_and_id(db, layout)
+        _restore_snapshots(db, layout, is_whole=not problems)
+        _restore_images(db, layout)
     records = _CommitRecords()
     layout.create_dirs(layout.folders(table.name for table in TABLES))
     write_pending_rows(layout, ledger, records.add)
     documents = [part.name for part in ledger.parts() if part.table_name == RAW_TABLE]
+    definition_parts = _write_lost_definitions(layout, ledger, records.definitions)
     with ledger.transaction() as db:
+        insert_all(db, "part", PART_COLUMNS, map(astuple, definition_parts))
         records.write(db)
         for rows in read_versions(layout, documents, by_instance=records.has_shared_ids):
             insert_all(db, "file_version", VERSION_COLUMNS, rows)
@@ -200,13 +204,35 @@ class _CommitRecords(Struct):
         set_properties(db, identity="file_id" if self.has_shared_ids else None)
 
 
+def _write_lost_definitions(layout: LakeLayout, ledger: Ledger, definitions: dict[str, int]) -> tuple[Part, ...]:
+    """Write the definitions again whose documents no longer exist, from the parts of the lake before; add them."""
+    buffer = RowBuffer(layout, span=(1, max(1, ledger.next_commit_seq() - 1)))
+    lost: dict[str, int] = {}
+    for table in (WORKFLOW_DEFINITIONS, WORKFLOW_DEFINITION_STEPS):
+        written = set(definitions)
+        for path in sorted(filter(is_own_part, layout.table_dir(table.name).glob("*"))):
+            try:
+                rows = read_part(path, table)
+            except (OSError, pa.ArrowException) as error:
+                _log.warning("part.read_failed", part=path.name, error=first_line(error))
+                continue
+            rows = rows.filter(pc.invert(pc.is_in(rows["_definition_hash"], pa.array(sorted(written), pa.string()))))
+            buffer.add({table.name: rows})
+            of_part = dict(zip(rows["_definition_hash"].to_pylist(), rows[COMMIT_SEQ_COLUMN].to_pylist(), strict=True))
+            lost |= of_part
+            written |= of_part.keys()
+    definitions |= lost
+    return buffer.write()
+
+
 # Catalogs
 
 
-def _restore_snapshots(db: sqlite3.Connection, layout: LakeLayout) -> None:
-    """Record the kept snapshots. Without coverage the lake claims no watermark, so they claim none here.
+def _restore_snapshots(db: sqlite3.Connection, layout: LakeLayout, *, is_whole: bool) -> None:
+    """Record the kept snapshots, and what the newest has of the lake: its id, its service, its targets.
 
-    One that cannot be read has a record too: `check` names it.
+    Without coverage the lake claims no watermark, so they claim none here; without all its documents (`is_whole`) it is
+    not complete. A snapshot that cannot be read has a record too: `check` names it.
     """
     for number, path in list_snapshots(layout):
         record = SnapshotRecord(
@@ -216,17 +242,20 @@ def _restore_snapshots(db: sqlite3.Connection, layout: LakeLayout) -> None:
             spec = read_spec(catalog)
             run_id = spec.snapshot.run_id or ""  # of a catalog without a run
             last = max((part.last_commit_seq for part in spec.parts), default=0)
-            record = replace(spec.snapshot, snapshot=number, run_id=run_id, commit_seq=last, watermark=None)
+            complete = spec.snapshot.complete and is_whole
+            record = replace(
+                spec.snapshot, snapshot=number, run_id=run_id, commit_seq=last, watermark=None, complete=complete
+            )
+            for name, value in read_kept_properties(catalog).items():
+                insert(db, "lake_property", {"name": name, "value": value}, on_conflict="REPLACE")
         insert(db, "snapshot", {**asdict(record), "state": "published"})
 
 
-def _restore_images_and_id(db: sqlite3.Connection, layout: LakeLayout) -> None:
-    """Record the images that the newest catalog lists, and the lake's id, by which its targets know it."""
+def _restore_images(db: sqlite3.Connection, layout: LakeLayout) -> None:
+    """Record the images that the newest catalog lists."""
     times = ("taken_at", "fetched_at")
     selected = ", ".join(f"epoch_us({name})" if name in times else name for name in COLUMNS)
     with _skip_damaged_catalog(layout.catalog), read_database(layout.catalog) as catalog:
-        ((lake_id,),) = catalog.execute("SELECT lake_id FROM meta._freshness").fetchall()
-        set_properties(db, lake_id=lake_id)
         images = catalog.execute(f"SELECT {selected}, 1 FROM main.images")
         while rows := images.fetchmany(_BATCH_ROWS):
             insert_all(db, "image", (*COLUMNS, "change_seq"), rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence  # noqa: TC003 - msgspec reads the annotations
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Struct
@@ -215,6 +215,12 @@ class DeltaBase(TypedDict):
     built_bytes: int
     replaced_rows: int
     image_change: NotRequired[int]
+
+
+KEPT_PROPERTIES: Final = frozenset(
+    {"lake_id", "source", "lang", "remote_publish", "published_targets", "rollback_pause"}
+)
+"""Properties that the catalog has, too: what binds the lake to its service and its copies outlives the ledger."""
 
 
 class LakeProperties(Struct, frozen=True):

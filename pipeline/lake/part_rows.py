@@ -25,12 +25,14 @@ from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     import duckdb
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.models import Part
+    from schemas.tables import Table
 
 VERSION_COLUMNS: Final = FileVersionRecord.__struct_fields__
 """The columns of the ledger's table file_version."""
@@ -220,6 +222,16 @@ def read_identity(layout: LakeLayout, ledger: Ledger, version: FileVersionRecord
         return None
     ids = {name: frozenset(numbers) - {None} for name, numbers in uploads.get(version.file_id, {}).items()}
     return FileIdentity(**(files[version.file_id] | ids))
+
+
+def read_part(path: Path, table: Table) -> pa.Table:
+    """Return the rows of a part with the columns that its table has now."""
+    rows = pq.read_table(path)
+    columns = [
+        rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
+        for field in table.arrow
+    ]
+    return pa.table(columns, names=table.arrow.names).cast(table.arrow)
 
 
 def read_references(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, str | None]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
@@ -21,6 +20,7 @@ from pipeline.lake.part_rows import (
     describe_lost_tombstones,
     iter_commits,
     iter_raw_batches,
+    read_part,
     select_tombstones,
 )
 from pipeline.lake.parts import RAW_TABLE, RowBuffer
@@ -213,17 +213,7 @@ def _read_lost_definitions(
     lost = pa.array(sorted(definitions.all.keys() - definitions.written), pa.string())
     for part in parts:
         if part.table_name in _DEFINITIONS and len(lost):
-            table = _read_part(lake, part)
+            table = read_part(lake.layout.part_path(part.name), BY_NAME[part.table_name])
             is_lost = pc.is_in(table["_definition_hash"], lost)
             definitions.written |= set(table["_definition_hash"].filter(is_lost).to_pylist())
             yield part.table_name, table.filter(is_lost)
-
-
-def _read_part(lake: Lake, part: Part) -> pa.Table:
-    """Return the rows of a part with the columns that its table has now."""
-    table = pq.read_table(lake.layout.part_path(part.name))
-    schema = BY_NAME[part.table_name].arrow
-    columns = [
-        table[field.name] if field.name in table.column_names else pa.nulls(len(table), field.type) for field in schema
-    ]
-    return pa.table(columns, names=schema.names).cast(schema)

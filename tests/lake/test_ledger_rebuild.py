@@ -56,7 +56,7 @@ def test_a_lost_ledger_comes_back_as_it_was(history: History, tmp_path: Path) ->
     lake = copy_lake(history.old.lake, tmp_path / "lake")
     questions = (
         *RECORDS,
-        "SELECT * FROM lake_property WHERE name IN ('identity', 'tenants', 'has_detail_forms') ORDER BY 1",
+        "SELECT * FROM lake_property WHERE name IN ('identity', 'source', 'lake_id') ORDER BY 1",
         "SELECT snapshot, complete, files FROM snapshot WHERE state = 'published' ORDER BY 1",
     )
     before = {question: asked(lake, question) for question in questions}
@@ -71,6 +71,33 @@ def test_a_lost_ledger_comes_back_as_it_was(history: History, tmp_path: Path) ->
     assert int(asked(lake, NEXT_SEQ)[0][0]) >= int(seq)
     assert differing_rows(history.old.lake, lake) == []
     assert "cannot be restored" not in told(lake, "rollback", str(numbers[-1]), "--yes")
+
+
+def test_a_definition_without_documents_stays(history: History, tmp_path: Path) -> None:
+    """A definition whose last document has expired is taken from the parts that are left."""
+    lake = copy_lake(history.old.lake, tmp_path / "lake")
+    part = next((lake / "tables" / "workflow_definitions").iterdir())
+    rows = pq.read_table(part).slice(0, 1)
+    column = rows.schema.get_field_index("_definition_hash")
+    pq.write_table(
+        rows.set_column(column, rows.schema.field(column), [["expired"]]), part.with_name(f"9{part.name[1:]}")
+    )
+    (lake / "ledger.sqlite").unlink()
+    told(lake, "repair")
+    with opened(lake) as db:
+        found = db.execute("SELECT count(*) FROM workflow_definitions WHERE _definition_hash = 'expired'").fetchall()
+    assert found == [(1,)]
+
+
+def test_a_part_with_a_damaged_end_is_named(lake: Path) -> None:
+    """Documents that are no Parquet file any more are named, exit code 4, and the lake is not called complete."""
+    part = min((lake / "documents").iterdir())
+    part.chmod(0o644)
+    part.write_bytes(part.read_bytes()[:-8] + bytes(8))
+    (lake / "ledger.sqlite").unlink()
+    assert f"documents/{part.name}" in told(lake, "repair", code=4)
+    with opened(lake) as db:
+        assert db.execute("SELECT complete FROM meta.freshness").fetchall() == [(False,)]
 
 
 async def test_what_was_committed_after_the_last_publish_is_kept(history: History, tmp_path: Path) -> None:

@@ -85,10 +85,12 @@ def test_what_is_published_is_what_the_lake_has(history: History, url: str, tmp_
 def test_a_rebuilt_lake_is_published_where_it_was(history: History, url: str, tmp_path: Path) -> None:
     """A lake whose ledger was lost and rebuilt is published to its former targets, which stay whole copies."""
     told(history.root, "publish", "--to", url)
+    history.sync({1: 3})
     (history.root / "ledger.sqlite").unlink()
     told(history.root, "repair")
     told(history.root, "publish", "--to", url)
     assert differing(history.root, open_store(url), tmp_path / "read") == []
+    assert f"{url}: erased" in told(history.root, "purge", "1", "--yes")
 
 
 def test_wrong_usage(history: History) -> None:
