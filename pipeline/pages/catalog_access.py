@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
 from pipeline.formatting import format_instant
-from pipeline.lake.query_result import iter_rows
 from pipeline.lake.reader import (
     check_query,
     fetch_catalog_columns,
@@ -200,7 +199,8 @@ def read_query(lake: duckdb.DuckDBPyConnection, query: str, max_rows: int) -> Qu
         texts = ", ".join(
             f"left(CAST(#{index} AS VARCHAR), {_MAX_VALUE_CHARS}) AS c{index}" for index, _ in enumerate(columns, 1)
         )
-        rows = tuple(iter_rows(result.limit(max_rows + 1).project(texts)))
+        # All at once: a result that is left unread after an error keeps the catalog open, for the next page, too.
+        rows = tuple(result.limit(max_rows + 1).project(texts).fetchall())
     return QueryRows(columns, rows[:max_rows], len(rows) > max_rows)
 
 
