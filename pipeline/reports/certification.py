@@ -198,8 +198,8 @@ class Certifier:
         await asyncio.to_thread(state.request_log.exclude_files, state.job, batch.batch, reasons, now_us(), superseded)
         _log.warning("report.superseded", report=order.name, reason=error, hint=_HINT)
         remaining = replace(batch, files=tuple(file_id for file_id in batch.files if file_id not in reasons))
-        state.set_batch(remaining)
         state.replace_order(superseded)
+        state.set_batch(remaining)
         return remaining if remaining.files else None
 
 

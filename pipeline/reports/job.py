@@ -254,15 +254,14 @@ class ReportRun:
         await asyncio.to_thread(state.folder.remove_temp_files)
         await asyncio.to_thread(state.restore_files, state.options.max_batch_files)  # the service may have them now
         orders = await asyncio.to_thread(state.request_log.orders, state.job)
-        state.last_orders = {order.batch: order for order in orders}
+        state.restore_orders(orders)
         self.orderer.has_accepted_order = any(order.url is not None for order in orders)
         self._certifier.shows_references = any(order.references_found for order in orders)
         to_poll = []
         for batch in await asyncio.to_thread(state.request_log.batches, state.job):
-            if not batch.files:
-                state.last_orders.pop(batch.batch, None)
-                continue
             state.set_batch(batch)
+            if not batch.files:
+                continue
             last = state.last_orders.get(batch.batch)
             if last is not None and last.state is OrderState.PENDING:
                 await state.record_unknown(last, "the run was killed before the response")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, field
@@ -73,6 +74,7 @@ class ReportRunState(Struct):
     last_orders: dict[int, ReportOrderRecord] = field(default_factory=dict)  # by batch
     orders: int = 0
     polls: int = 0
+    _states: Counter[OrderState] = field(default_factory=Counter)  # of the last orders: a job can have many batches
     _rate: RateEstimator = field(default_factory=RateEstimator)
 
     @property
@@ -85,7 +87,13 @@ class ReportRunState(Struct):
         if batch.files:
             self.batches[batch.batch] = batch
         else:
-            self.batches.pop(batch.batch, None)
+            self.remove_batch(batch.batch)
+
+    def remove_batch(self, number: int) -> None:
+        """Forget a batch and its last order."""
+        self.batches.pop(number, None)
+        if (last := self.last_orders.pop(number, None)) is not None:
+            self._states[last.state] -= 1
 
     def restore_files(self, max_files: int, only: Collection[int] | None = None) -> list[ReportBatch]:
         """Put the excluded files, or `only` these, into new batches of at most `max_files`."""
@@ -98,6 +106,11 @@ class ReportRunState(Struct):
         self.request_log.restore_files(self.job, batches)
         return batches
 
+    def restore_orders(self, orders: Sequence[ReportOrderRecord]) -> None:
+        """Remember the orders of earlier runs: the last one of each batch, whose orders are sorted by attempt."""
+        self.last_orders = {order.batch: order for order in orders}
+        self._states = Counter(order.state for order in self.last_orders.values())
+
     async def update(self, order: ReportOrderRecord, **changes: Any) -> ReportOrderRecord:
         """Record changes of an order in the ledger."""
         changed = await asyncio.to_thread(lambda: self.request_log.update(self.job, order, **changes))
@@ -105,7 +118,10 @@ class ReportRunState(Struct):
 
     def replace_order(self, changed: ReportOrderRecord) -> ReportOrderRecord:
         """Remember an order as the last one of its batch."""
+        if (former := self.last_orders.get(changed.batch)) is not None:
+            self._states[former.state] -= 1
         self.last_orders[changed.batch] = changed
+        self._states[changed.state] += 1
         self.update_progress()
         return changed
 
@@ -122,13 +138,12 @@ class ReportRunState(Struct):
 
     def update_progress(self) -> None:
         """Show the progress of the run."""
-        states = [self.last_orders[batch].state for batch in self.batches if batch in self.last_orders]
-        pdfs = states.count(OrderState.DELIVERED)
-        failed = sum(state in _FAILED for state in states)
+        pdfs = self._states[OrderState.DELIVERED]
+        failed = sum(self._states[state] for state in _FAILED)
         total = len(self.batches)
         rate = self._rate.update(pdfs + failed)
         eta = max(total - pdfs - failed, 0) / rate if rate else None
-        waiting = sum(state in _WAITING for state in states)
+        waiting = sum(self._states[state] for state in _WAITING)
         progress = ReportProgress(pdfs, total, self.orders, self.polls, waiting, failed, eta)
         self.progress.update(progress, total=total)
 
@@ -277,7 +292,7 @@ class BatchOrderer:
         _log.info("report.halved", batch=batch.label, files=len(batch.files), reason=reason)
         reasons = dict.fromkeys(batch.files, f"rejected: {reason}")
         await asyncio.to_thread(state.request_log.exclude_files, state.job, batch.batch, reasons, now_us())
-        del state.batches[batch.batch], state.last_orders[batch.batch]
+        state.remove_batch(batch.batch)
         halves = await asyncio.to_thread(state.restore_files, -(-len(batch.files) // 2), set(batch.files))
         state.batches.update({half.batch: half for half in halves})
         return halves

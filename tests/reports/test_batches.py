@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import unicodedata
 from itertools import groupby
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.errors import SettingsError
-from pipeline.lake.request_log import ReportBatch, ReportJobFile
+from pipeline.lake.request_log import OrderState, ReportBatch, ReportJobFile, ReportOrderRecord
+from pipeline.progress import NullProgress, ReportProgress
 from pipeline.reports.models import JobOptions
+from pipeline.reports.ordering import ReportRunState
 from pipeline.reports.selection import Selection, make_batches, name_pdf, read_ids
 from tests.rows import every
 
@@ -109,3 +112,30 @@ def test_the_same_ids_in_another_order_are_the_same_selection() -> None:
     """The order of a list of ids does not change the job."""
     assert Selection("ids", ids=(3, 1, 1)).to_json() == Selection("ids", ids=(1, 3)).to_json()
     assert Selection("ids", ids=(3, 1)).to_json() != Selection("ids", ids=(1, 4)).to_json()
+
+
+def test_a_change_of_an_order_does_not_read_the_others() -> None:
+    """The progress counts the last orders of the present batches, and no change of one walks all of a large job."""
+
+    class Batches(dict[int, ReportBatch]):
+        def __iter__(self) -> NoReturn:
+            raise AssertionError
+
+    class Shown(NullProgress):
+        counts = ReportProgress()
+
+        def update(self, state: Any, total: int | None = None) -> None:
+            assert total == state.total
+            self.counts = state
+
+    missing: Any = None
+    state = ReportRunState(missing, missing, missing, missing, 1.0, shown := Shown(), batches=Batches())
+    state.restore_orders([ReportOrderRecord(2, at, "name", OrderState.FAILED, 1, 0) for at in (1, 2)])
+    for number in (1, 2, 3):
+        state.set_batch(ReportBatch(number, str(number), None, files=(number,)))
+    for number, last in ((1, OrderState.SAVED), (1, OrderState.DELIVERED), (3, OrderState.ORDERED)):
+        state.replace_order(ReportOrderRecord(number, 1, "name", last, 1, 0))
+    assert (shown.counts.pdfs, shown.counts.failed, shown.counts.waiting, shown.counts.total) == (1, 1, 1, 3)
+    state.set_batch(ReportBatch(2, "2", None, files=()))
+    state.update_progress()
+    assert (shown.counts.pdfs, shown.counts.failed, shown.counts.waiting, shown.counts.total) == (1, 0, 1, 2)
