@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pipeline.atomic_files import fsync_dir, is_damaged_copy, is_temp_file
-from pipeline.lake.file_names import COMPLETE, IMAGES, INCOMING, is_image_path, list_files, list_snapshots
+from pipeline.lake.file_names import COMPLETE, IMAGES, INCOMING, is_image_path, list_files, list_snapshots, name_image
 from pipeline.lake.image_records import find_unused
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import is_own_part
@@ -87,14 +87,16 @@ def _delete_pictures(layout: LakeLayout, ledger: Ledger) -> None:
     No row names the file of a damaged copy: those of all files go. No folder of pictures is a link here.
     """
     properties = ledger.properties
+    complete = ((path, COMPLETE.fullmatch(path.name)) for path in list_files(layout, f"{IMAGES}/{INCOMING}/*"))
+    purged = set(properties.purge_in_progress or ())
+    downloads = {path: parts[4] for path, parts in complete if parts is not None and int(parts[1]) in purged}
+    # A run that was killed before it wrote the row of a picture has linked its final name already.
+    linked = list_files(layout, *(name_image(sha256, "*") for sha256 in downloads.values()))
     # A ledger from elsewhere may name files of others.
-    unused = find_unused(ledger, filter(is_image_path, properties.purged_pictures))
-    paths = [layout.root / name for name in unused]
+    pictures = filter(is_image_path, [*properties.purged_pictures, *map(layout.part_name, linked)])
+    paths = [layout.root / name for name in find_unused(ledger, pictures)]
     paths += filter(is_damaged_copy, list_files(layout, f"{IMAGES}/[0-9a-f][0-9a-f]/*.damaged-*"))
-    for path in list_files(layout, f"{IMAGES}/{INCOMING}/*"):
-        parts = COMPLETE.fullmatch(path.name)
-        if parts is not None and int(parts[1]) in (properties.purge_in_progress or ()):
-            paths.append(path)
+    paths += downloads  # last: after a kill they show which final names are due
     for path in paths:
         path.unlink(missing_ok=True)
     for folder in {path.parent for path in paths if path.parent.is_dir()}:

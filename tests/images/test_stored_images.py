@@ -135,6 +135,9 @@ def test_purge_erases_the_pictures_that_no_other_file_has(lake: Path) -> None:
     purged = next(file_id for file_id in paths if paths[file_id] - others[file_id] and paths[file_id] & others[file_id])
     left = lake / "images" / "incoming" / f"{purged}.1.image.{'0' * 64}"
     left.write_bytes(b"of a killed run")
+    linked = lake / "images" / "00" / f"{'0' * 62}.jpg"
+    linked.parent.mkdir(exist_ok=True)
+    linked.hardlink_to(left)
     assert called(lake, "purge", str(purged), "--yes").code == ExitCode.OK
     assert not any(key[0] == purged for key in rows_of(lake))
     assert files_in(lake).keys() == others[purged]
