@@ -58,6 +58,7 @@ class Lake:
         if kind is FolderKind.LAKE_WITHOUT_LEDGER:
             self._ledger_problem = describe_ledger(self.layout.ledger, identity)
             if not check_before_open:
+                refuse_foreign_entries(self.layout)
                 raise LakeCorruptedError(f"{self.layout.ledger}: {self._ledger_problem}.", hint=REBUILD_HINT)
             list_documents(self.layout, self._ledger_problem)
         if must_exist and kind is FolderKind.EMPTY:
@@ -100,7 +101,10 @@ class Lake:
     def _repair_before_open(self) -> None:
         refuse_foreign_entries(self.layout)
         if self._check_before_open and not self.is_new:
-            problem = self._ledger_problem or integrity_problem(self.layout.ledger)
+            # Again under the lock: another repair may have ended since.
+            kind = require_lake_or_empty(self.layout, identify_ledger(self.layout.ledger))
+            is_missing = kind is FolderKind.LAKE_WITHOUT_LEDGER
+            problem = self._ledger_problem if is_missing else integrity_problem(self.layout.ledger)
             self.findings += rebuild_ledger(self.layout, problem) if problem else ()
 
     def commit(self, commit: Commit) -> None:

@@ -188,7 +188,7 @@ def test_whatever_a_folder_has_nothing_of_it_is_lost(entries: dict[str, bytes | 
             refusal = error
         if refusal is not None:
             assert describe(root) == before, refusal
-            assert refusal.exit_code in {2, 9}
+            assert refusal.exit_code in {2, 7, 9}  # 7: a folder has the name of a file
         else:
             held = [path for path, facts in before.items() if facts[3]]
             assert held in ([], [str(root / "run_stats.json")])
