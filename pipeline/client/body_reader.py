@@ -1,4 +1,4 @@
-"""Bodies of answers: read within the size limit, decompressed, and in UTF-8.
+"""Bodies of answers: read within the size limit, at the minimum throughput or faster, decompressed, and in UTF-8.
 
 The HTTP library accepts a gzip stream without its trailer, and passes unknown encodings through unchanged. Both
 would be parsed as complete answers, so the client decodes the bytes itself.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import re
+import time
 import zlib
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from pipeline.client.options import ClientOptions
 
 _MAX_ERROR_BODY_BYTES: Final = 65_536
+_MIN_BYTES_PER_SECOND: Final = 256
+_THROUGHPUT_GRACE_SECONDS: Final = 5.0  # before the minimum throughput is checked
 _CHARSET: Final = re.compile(r";\s*charset\s*=\s*[\"']?([^\"';,\s]+)", re.IGNORECASE)
 _UTF8: Final = frozenset({"utf-8", "utf8"})
 _DEFAULT_CHARSETS: Final = frozenset({"us-ascii", "iso-8859-1"})  # of servers, whatever the bytes are
@@ -52,13 +55,13 @@ class BodyReader(Struct, frozen=True):
     stats: RequestStats
 
     async def read_body(self, status: int, headers: CIMultiDictProxy[str], content: aiohttp.StreamReader) -> bytes:
-        """Return the body, decompressed, within the size limit."""
+        """Return the body, decompressed, within the size limit and at the minimum throughput or faster."""
         max_bytes = self.options.max_body_bytes
         is_success = status < 300
         if is_success and int(headers.get("Content-Length", 0)) > max_bytes:
             raise _body_too_large_error(max_bytes)
         parts: list[bytes] = []
-        size = 0
+        size, started = 0, time.monotonic()
         # A short body has usually come with its head: then two coroutines less take 2 us less of processor.
         while part := content.read_nowait() if content.is_eof() else await content.readany():
             parts.append(part)
@@ -67,6 +70,7 @@ class BodyReader(Struct, frozen=True):
                 raise _body_too_large_error(max_bytes)
             if not is_success and size > _MAX_ERROR_BODY_BYTES:
                 break
+            _check_min_throughput(size, started)
         self.stats.bytes += size
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         if status == 200 and not body and not _has_length(headers):
@@ -85,7 +89,7 @@ class BodyReader(Struct, frozen=True):
         """Write the body to `download` and return its first bytes. It must not be compressed, as was requested."""
         if _list_encodings(encoding := ",".join(answer.headers.getall("Content-Encoding", ()))):
             raise _encoding_error(encoding)
-        size, start = 0, b""
+        size, started, start = 0, time.monotonic(), b""
         while part := await answer.content.readany():
             size += len(part)
             self.stats.bytes += len(part)
@@ -93,7 +97,15 @@ class BodyReader(Struct, frozen=True):
             start = start or part[:16]
             if not download.write(part):
                 break
+            _check_min_throughput(size, started)
         return start
+
+
+def _check_min_throughput(size: int, started: float) -> None:
+    """Raise for a body that arrives byte by byte: each byte would renew the time limit of a read."""
+    seconds = time.monotonic() - started
+    if seconds > _THROUGHPUT_GRACE_SECONDS and size < seconds * _MIN_BYTES_PER_SECOND:
+        raise AttemptError("slow", f"fewer than {_MIN_BYTES_PER_SECOND} bytes per second")
 
 
 def decode_body(body: bytes, encoding: str, *, max_bytes: int) -> bytes:

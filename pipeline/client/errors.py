@@ -22,7 +22,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from pipeline.errors import ScanlakeError, ServiceUnavailableError
 
-ANSWER_KINDS: Final = frozenset({"cut", "size"})
+ANSWER_KINDS: Final = frozenset({"cut", "slow", "size"})
 """The kinds of failed attempts whose answer has begun."""
 
 

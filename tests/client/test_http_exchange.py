@@ -115,6 +115,18 @@ async def test_a_cancelled_request_is_no_timeout(client: Make) -> None:
         assert task.cancelled()
 
 
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("is_download", [False, True])
+async def test_a_slow_body_ends(is_download: bool, client: Make) -> None:  # noqa: FBT001 - a table
+    """A body that arrives byte by byte fails for its throughput, soon and long before the timeout."""
+    drip = [answer(b"%PDF" + BODY)[:-100], *[step for _ in range(80) for step in (Wait(0.3), b"x")]]
+    async with scripted([drip]) as server, client(server.base, max_attempts=1, attempt_timeout_seconds=60.0) as asking:
+        with pytest.raises(RetriesExhaustedError) as raised:
+            await (asking.download_report("/r/1", io.BytesIO()) if is_download else asking.get_file(5))
+        assert raised.value.kind == "slow"
+        assert asyncio.get_running_loop().time() <= 5.5
+
+
 async def test_no_connection_in_time(client: Make) -> None:
     """A connection that is not made in time is an error of its own: the request cannot have reached the service."""
     with socket.socket() as server, socket.socket() as first:  # its queue of connections is full
