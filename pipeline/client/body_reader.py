@@ -6,8 +6,6 @@ would be parsed as complete answers, so the client decodes the bytes itself.
 
 from __future__ import annotations
 
-import gzip
-import io
 import re
 import time
 import zlib
@@ -17,9 +15,10 @@ from msgspec import Struct
 
 from pipeline.client.error_bodies import summarize_in_one_line
 from pipeline.client.errors import AttemptError
+from pipeline.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     import aiohttp
     from multidict import CIMultiDictProxy
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
     from pipeline.client.options import ClientOptions
 
 _MAX_ERROR_BODY_BYTES: Final = 65_536
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_MAX_PART_BYTES: Final = 1_048_576
 _MIN_BYTES_PER_SECOND: Final = 256
 _THROUGHPUT_GRACE_SECONDS: Final = 5.0  # before the minimum throughput is checked
 _CHARSET: Final = re.compile(r";\s*charset\s*=\s*[\"']?([^\"';,\s]+)", re.IGNORECASE)
@@ -85,19 +86,27 @@ class BodyReader(Struct, frozen=True):
             return b""  # for an error the status is enough
         return body
 
-    async def stream_to(self, answer: aiohttp.ClientResponse, download: Download) -> bytes:
-        """Write the body to `download` and return its first bytes. It must not be compressed, as was requested."""
-        if _list_encodings(encoding := ",".join(answer.headers.getall("Content-Encoding", ()))):
-            raise _encoding_error(encoding)
+    async def stream_to(self, answer: aiohttp.ClientResponse, download: Download, label: str) -> bytes:
+        """Write the body, decompressed, to `download` and return its first bytes.
+
+        An object that is stored compressed comes with gzip, which was not requested. Raises `ProtocolError` for
+        another compression: polling again does not change it.
+        """
+        try:
+            decoder = BodyDecoder(",".join(answer.headers.getall("Content-Encoding", ())))
+        except AttemptError as error:
+            raise ProtocolError(f"{label}: {error.detail}.") from None
         size, started, start = 0, time.monotonic(), b""
         while part := await answer.content.readany():
             size += len(part)
             self.stats.bytes += len(part)
             download.check_size(size)
-            start = start or part[:16]
-            if not download.write(part):
-                break
+            for decoded in decoder.decode(part):
+                start = start or decoded[:16]
+                if not download.write(decoded):
+                    return start
             _check_min_throughput(size, started)
+        decoder.finish()
         return start
 
 
@@ -108,28 +117,50 @@ def _check_min_throughput(size: int, started: float) -> None:
         raise AttemptError("slow", f"fewer than {_MIN_BYTES_PER_SECOND} bytes per second")
 
 
+class BodyDecoder:
+    """Decodes one body, part by part. Raises `AttemptError` for a body that is damaged, or encoded otherwise."""
+
+    def __init__(self, encoding: str) -> None:
+        names = [name for part in encoding.split(",") if (name := part.strip().lower()) not in {"", "identity"}]
+        if len(names) > 1 or (names and names[0] not in {"gzip", "x-gzip"}):
+            name = summarize_in_one_line(", ".join(names))
+            raise AttemptError("encoding", f"a Content-Encoding that was not requested ({name})")
+        self._is_compressed = bool(names)
+        self._stream: zlib._Decompress | None = None  # of the current gzip member
+
+    def decode(self, part: bytes) -> Iterator[bytes]:
+        """Yield the decoded bytes of a part, at most 1 MiB at a time."""
+        if not self._is_compressed:
+            yield part
+            return
+        is_full = False  # then more of the output may be left in the decompressor
+        while part or is_full:
+            self._stream = self._stream or zlib.decompressobj(_GZIP)
+            try:
+                output = self._stream.decompress(part, _MAX_PART_BYTES)
+            except zlib.error:
+                raise AttemptError("cut", "a compressed body that is damaged") from None
+            yield output
+            part, is_full = self._stream.unconsumed_tail, len(output) == _MAX_PART_BYTES
+            if self._stream.eof:  # gzip allows several members in a row
+                part, is_full, self._stream = self._stream.unused_data, False, None
+
+    def finish(self) -> None:
+        """Raise `AttemptError` if the body ended before its stream."""
+        if self._stream is not None and not self._stream.eof:
+            raise AttemptError("cut", "a compressed body that is cut off")
+
+
 def decode_body(body: bytes, encoding: str, *, max_bytes: int) -> bytes:
     """Return the decoded body. Raises `AttemptError` if it is cut off, damaged, too large, or encoded otherwise."""
-    if (names := _list_encodings(encoding)) not in ([], ["gzip"], ["x-gzip"]):
-        raise _encoding_error(encoding)
-    if not names:
-        return body
-    try:
-        decoded = gzip.GzipFile(fileobj=io.BytesIO(body)).read(max_bytes + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        raise AttemptError("cut", "a compressed body that is cut off or damaged") from None
-    if len(decoded) > max_bytes:
-        raise _body_too_large_error(max_bytes)
-    return decoded
-
-
-def _list_encodings(encoding: str) -> list[str]:
-    return [name for part in encoding.split(",") if (name := part.strip().lower()) not in {"", "identity"}]
-
-
-def _encoding_error(encoding: str) -> AttemptError:
-    name = summarize_in_one_line(encoding)
-    return AttemptError("encoding", f"a Content-Encoding that was not requested ({name})")
+    decoder, parts, size = BodyDecoder(encoding), [], 0
+    for part in decoder.decode(body):
+        parts.append(part)
+        size += len(part)
+        if size > max_bytes:
+            raise _body_too_large_error(max_bytes)
+    decoder.finish()
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _body_too_large_error(max_bytes: int) -> AttemptError:

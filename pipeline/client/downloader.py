@@ -192,7 +192,7 @@ class Downloader:
                 has_token, (url, secrets) = self._needs_token, self._authorize(link)
                 async with self.session.get(url, allow_redirects=False, proxy=proxy, headers=secrets) as answer:
                     status, headers = answer.status, answer.headers
-                    start = await self._body_reader.stream_to(answer, download) if status == 200 else b""
+                    start = await self._body_reader.stream_to(answer, download, call.label) if status == 200 else b""
             except AIOHTTP_EXCEPTIONS as error:
                 attempt_error = map_aiohttp_exception(error)
                 is_private = isinstance(getattr(error, "os_error", error), PrivateAddressError)
