@@ -5,6 +5,8 @@ Single pages show how large the service's pages are, and which of its counts are
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import Struct
@@ -25,7 +27,7 @@ from pipeline.logs import get_logger
 from schemas.timestamps import DAY, SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
     from pipeline.client.client import Client
     from pipeline.client.protocol import ListItem, ListPage
@@ -46,6 +48,10 @@ _MAX_SAMPLED_FILES: Final = 20_000  # a window with more is split by time first,
 _MAX_SPLITS: Final = 16
 _MAX_SEARCH_PAGES: Final = 8
 _MAX_SINGLE_LOOKUPS: Final = 10
+
+
+class _EndlessListError(ProtocolError):
+    """The pages of a list repeat, or do not end: a sample of them is still good."""
 
 
 class PageReader:
@@ -186,9 +192,9 @@ class PageReader:
         self._is_filter_checked = True
 
 
-def _empty_pages_error(count: int) -> ProtocolError:
+def _empty_pages_error(count: int) -> _EndlessListError:
     """Return the error for a list that has no end."""
-    return ProtocolError(f"GET /files: {count} empty pages in a row announce a next page.")
+    return _EndlessListError(f"GET /files: {count} empty pages in a row announce a next page.")
 
 
 def get_key(item: ListItem) -> FileKey:
@@ -332,15 +338,18 @@ class WindowReader:
     async def _sample_timestamps(self, window: Window, page: ListPage) -> Sequence[int]:
         """Return the sorted timestamps of a window in seconds. Read by pages, so good for planning only.
 
-        Empty for a list without an end. `page` is the first page with includes.
+        At most about `_MAX_SAMPLED_FILES`, those of a list without an end too. `page` is the first page with includes.
         """
-        try:
-            pages = await self._read_all_pages(self._pages.create_query(window, cheap=True), window)
-        except ProtocolError:
-            return ()
-        if page.total is not None and len(pages.items) + max(_MAX_MOVED_FILES, page.total // 10) < page.total:
+        timestamps: list[int] = []
+        files = 0
+        with suppress(_EndlessListError):
+            query = self._pages.create_query(window, cheap=True)
+            async for sampled in self._iter_pages(query, window, max_files=_MAX_SAMPLED_FILES):
+                timestamps += get_timestamps(sampled.items)
+                files += len(sampled.items)
+        if page.total is not None and files + max(_MAX_MOVED_FILES, page.total // 10) < page.total:
             self._pages.distrust_counts(page)
-        return sorted(get_timestamps(pages.items))
+        return sorted(timestamps)
 
     # Many pages
 
@@ -386,34 +395,41 @@ class WindowReader:
         return all(_has_version(items, item) for item in missing.values())
 
     async def _read_all_pages(self, query: FileQuery, window: Window) -> PagedList:
-        items: list[ListItem] = []
+        pages = [page async for page in self._iter_pages(query, window)]
+        items = tuple(item for page in pages for item in page.items)
+        keys = [get_key(item) for item in items if item.id is not None]
+        is_consistent = pages[-1].total in {None, len(items)} and len(set(keys)) == len(keys)
+        single_response = is_consistent and len(pages) - (not pages[-1].items) <= 1
+        return PagedList(items, is_consistent, single_response)
+
+    async def _iter_pages(
+        self, query: FileQuery, window: Window, *, max_files: float = math.inf
+    ) -> AsyncIterator[ListPage]:
+        """Yield the pages of a list until they have `max_files`. Raises `_EndlessListError` after those so far."""
         page_hashes = set[int]()
-        number = empty_pages = 0
-        while True:
+        number = files = empty_pages = 0
+        while files < max_files:
             number += 1
             page = await self._pages.fetch(query, number, window)
-            items += page.items
+            yield page
+            files += len(page.items)
             empty_pages = 0 if page.items else empty_pages + 1
             if page.has_next is False or (page.has_next is None and not page.items):
-                break
+                return
             _check_pagination_ends(page, number, empty_pages, page_hashes)
-        keys = [get_key(item) for item in items if item.id is not None]
-        is_consistent = page.total in {None, len(items)} and len(set(keys)) == len(keys)
-        single_response = is_consistent and number - bool(empty_pages) <= 1
-        return PagedList(tuple(items), is_consistent, single_response)
 
 
 def _check_pagination_ends(page: ListPage, number: int, empty_pages: int, page_hashes: set[int]) -> None:
-    """Raise if a list has pages without end. `page_hashes` are those of the pages so far."""
+    """Raise `_EndlessListError` if a list has pages without end. `page_hashes` are those of the pages so far."""
     if empty_pages == _MAX_EMPTY_PAGES:
         raise _empty_pages_error(empty_pages)
     if number >= _MAX_PAGES:
-        raise ProtocolError(f"GET /files: page {number} of one list announces a next page.")
+        raise _EndlessListError(f"GET /files: page {number} of one list announces a next page.")
     page_hash = hash(get_ids(page.items))
     # A list with a total ends by itself, and in an unordered one a short page may be repeated.
     has_total_left = page.total is not None and number * len(page.items) < page.total and number < 3 * len(page_hashes)
     if page.items and page_hash in page_hashes and not has_total_left:
-        raise ProtocolError(f"GET /files: page {number} repeats an earlier page; the list has no end.")
+        raise _EndlessListError(f"GET /files: page {number} repeats an earlier page; the list has no end.")
     page_hashes.add(page_hash)
 
 

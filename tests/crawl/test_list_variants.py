@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from pipeline.client.client import Client
 from pipeline.client.errors import RetriesExhaustedError
+from pipeline.client.protocol import ListItem, ListPage
 from pipeline.crawl import listing
 from pipeline.crawl.crawler import Crawler
 from pipeline.crawl.listing import WindowReader
@@ -25,7 +27,9 @@ from tests.crawl.crawl_harness import LIST_ONLY, FakeLake, crawl_exactly, know_n
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pipeline.crawl.listing import WindowResult
     from pipeline.crawl.models import CrawlOptions, Identity
+    from schemas.requests import FileQuery
     from tests.client.scripted_server import Scripted
     from tests.crawl.crawl_harness import CrawlRun
 
@@ -218,6 +222,49 @@ async def test_files_that_only_the_total_has() -> None:
     async with scripted(respond) as server, Client(server.base, "secret") as client:
         result = await WindowReader(client, LIST_ONLY, lambda: 0).read(ALL_TIME)
         assert (len(result.items), result.sub_windows, len(server.asked)) == (20, (), 6)
+
+
+_Pages = tuple[int, int | None]
+"""Files of a list without a total, and the page that all pages from it on repeat."""
+
+
+@pytest.mark.parametrize(
+    ("pages", "calls", "sub_windows"), [((30_000, None), 81, 409), ((30_000, 1), 3, 11), ((2_000, 4), 6, 26)], ids=str
+)
+async def test_a_sample_of_a_list_without_a_total(pages: _Pages, calls: int, sub_windows: int) -> None:
+    """A sample ends at a limit of files or at a repeated page, splits the window, and keeps no files in memory."""
+    asked: list[int] = []
+    tracemalloc.start()
+    try:
+        result = await _read_long_list(pages, asked)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (len(asked), len(result.sub_windows)) == (calls, sub_windows)
+    assert peak_bytes < 8_000_000  # the sampled files have 20,000,000
+
+
+async def test_a_sample_that_is_refused() -> None:
+    """A page of a sample that is no list of files is a protocol error, not the end of the sample."""
+    with pytest.raises(ProtocolError, match="no list"):
+        await _read_long_list((30_000, None), [], refused_call=3)
+
+
+async def _read_long_list(pages: _Pages, asked: list[int], refused_call: int | None = None) -> WindowResult:
+    files, repeated = pages
+
+    async def list_files(query: FileQuery, page: int = 1) -> ListPage:
+        asked.append(page)
+        if len(asked) == refused_call:
+            raise ProtocolError("GET /files: no list.")
+        number = min(page, repeated or page)
+        ids = range(query.page_size * (number - 1), min(query.page_size * number, files))
+        items = tuple(ListItem(n, None, (_SECOND + 3 * n) * SECOND, bytes(1_000)) for n in ids)
+        has_next = ids.stop < files
+        return ListPage(None, None, None, page, has_next, has_next, contradicts_itself=False, items=items)
+
+    client = SimpleNamespace(list_files=list_files, has_contradicted_itself=False, has_announced_next=True)
+    return await WindowReader(cast("Client", client), LIST_ONLY, lambda: 2 * _SECOND).read(ALL_TIME)
 
 
 async def _nowhere(_: object) -> None:
