@@ -161,17 +161,18 @@ def _create(store: ObjectStore, picture: PendingPicture) -> str | None:
     return None
 
 
-def download_images(store: ObjectStore, layout: LakeLayout, ledger: LedgerQueries) -> dict[str, str]:
+def download_images(store: ObjectStore, layout: LakeLayout, ledger: LedgerQueries, *, whole_at: int) -> dict[str, str]:
     """Write the images that the ledger names to an empty lake.
 
-    Returns those that are missing or damaged in the store, by path, with the reason. Raises `PublishError`.
+    Returns those that are missing or damaged in the store, by path, with the reason. One that came after `whole_at`
+    (microseconds) is not missing: the store need not have it. Raises `PublishError`.
     """
     problems: dict[str, str] = {}
     for prefix in _choose_prefixes(ledger):
         pictures = _read_pictures(layout, ledger, prefix)
         folders = {picture.file.parent for picture in pictures.values()}
         layout.create_dirs({folder.parent for folder in folders} | folders)
-        results = run_side_by_side(partial(_download, store), pictures.values())
+        results = run_side_by_side(partial(_download, store, whole_at), pictures.values())
         problems |= {path: problem for path, problem in zip(pictures, results, strict=True) if problem is not None}
         with translate_os_errors(layout.root):
             for folder in sorted(folders):
@@ -179,15 +180,15 @@ def download_images(store: ObjectStore, layout: LakeLayout, ledger: LedgerQuerie
     return problems
 
 
-def _download(store: ObjectStore, picture: PendingPicture) -> str | None:
-    """Write one image; return why the store does not have it, None if it has."""
+def _download(store: ObjectStore, whole_at: int, picture: PendingPicture) -> str | None:
+    """Write one image; return why the store does not have it, None if it has, or need not have it."""
     try:
         if not store.download(picture.path, picture.file, picture.bytes):
             return "damaged"
     except PublishError:
         if store.head(picture.path) is not None:
             raise
-        return "missing"
+        return "missing" if picture.fetched_at <= whole_at else None
     with translate_os_errors(picture.file):
         if sha256_file(picture.file) != picture.sha256:
             picture.file.unlink()

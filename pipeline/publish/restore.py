@@ -116,7 +116,7 @@ def _download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
     problems = {}
     if record.images is not None:
         with closing(Ledger(copy)) as ledger:
-            problems = download_images(store, layout, ledger)
+            problems = download_images(store, layout, ledger, whole_at=record.images.whole_at)
     with translate_os_errors(layout.ledger):
         for folder in sorted({layout.part_path(part.name).parent for part in parts}):
             fsync_dir(folder)

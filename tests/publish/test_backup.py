@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from tests.publish.lake_history import History
 
 
-def backed_up(lake: Path, store: ObjectStore, *, with_images: bool = False) -> MirrorResult:
+def backed_up(lake: Path, store: ObjectStore, *, with_images: bool = False, at: int | None = None) -> MirrorResult:
     """Back up as the command does."""
     with Lake(lake, doing="backup") as held:
-        return mirror_lake(held, store, MirrorOptions(images=with_images, backup=True), at=now_us())
+        return mirror_lake(held, store, MirrorOptions(images=with_images, backup=True), at=at or now_us())
 
 
 # The store in memory is of the kind of S3.
@@ -208,6 +208,23 @@ def test_images_are_backed_up_once_and_leave_with_their_files(pictured: Pictured
     assert checked(restored, read_data=True).damage == []
 
 
+def test_images_that_a_backup_never_had_are_not_lost(pictured: PicturedLakes, tmp_path: Path) -> None:
+    """A restore forgets images that are newer than the last backup with images, and names older ones that it lacks."""
+    half, lake = copy_lake(pictured.half, tmp_path / "half"), copy_lake(pictured.whole, tmp_path / "lake")
+    target, older = tmp_path / "target", files_in(half)
+    last = max(row["fetched_at"] for row in rows_of(half).values())
+    backed_up(half, open_store(target.as_uri()), with_images=True, at=last)
+    told(lake, "backup", str(target))
+    assert "\n0 errors" in told(lake, "check", "--published", "--set", f"publish_to={target.as_uri()}")
+    answer = called(lake, "restore", str(target), str(tmp_path / "restored"), "--json")
+    assert (answer.code, answer.json["images_lost"]) == (0, {})
+    assert (files_in(tmp_path / "restored"), stored(tmp_path / "restored") < stored(lake)) == (older, True)
+    assert checked(tmp_path / "restored", read_data=True).damage == []
+    (target / min(older)).unlink()
+    answer = called(lake, "restore", str(target), str(tmp_path / "again"), "--json")
+    assert (answer.code, answer.json["images_lost"]) == (9, {min(older): "missing"})
+
+
 def test_a_damaged_image_costs_itself_alone(pictured: PicturedLakes, tmp_path: Path) -> None:
     """Damage in the lake is exit code 9 and one line; tables and the other images are backed up, and published.
 
@@ -230,10 +247,8 @@ def test_a_damaged_image_costs_itself_alone(pictured: PicturedLakes, tmp_path: P
         path.write_bytes(content)
     (target / names[3]).unlink()
     answer = called(lake, "restore", str(target), str(restored), "--json")
-    assert (answer.code, answer.json["images_lost"]) == (
-        9,
-        {names[0]: "missing", names[1]: "damaged", names[2]: "damaged", names[3]: "missing"},
-    )
+    # No backup there ever had all images, so none is missing, as in `check --published`.
+    assert (answer.code, answer.json["images_lost"]) == (9, {names[1]: "damaged", names[2]: "damaged"})
     assert files_in(restored).keys() == set(names[4:])
     store = open_store(f"file://{target}")
     download, failed = store.download, PublishError("the store answered 500")
