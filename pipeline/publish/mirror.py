@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pipeline.atomic_files import sha256_file, temp_name
-from pipeline.errors import ForeignObjectError, ScanlakeError, SettingsError
+from pipeline.errors import ForeignObjectError, LakeCorruptedError, ScanlakeError, SettingsError
 from pipeline.lake.catalog import is_as_published
 from pipeline.lake.file_names import IMAGES, is_image_path
 from pipeline.lake.integrity import check_parts_exist
@@ -42,6 +42,7 @@ from pipeline.publish.target import (
     note_published,
     note_target,
     read_latest,
+    read_shown_snapshot,
     require_lake,
     require_own_objects,
     to_ledger_path,
@@ -272,8 +273,11 @@ class _Mirror:
     # Catalog
 
     def _swap_catalog(self, former: StoredObject | None) -> PublishedCatalog:
-        """Replace the target's catalog by the lake's, which `complete_catalog` has found to be as published."""
+        """Replace the target's catalog by the lake's. Raises `LakeCorruptedError` if that is not of its snapshot."""
         file, last = self._lake.layout.catalog, self._last
+        # A file that rots in place has the inode, the size and the time by which `complete_catalog` knows it.
+        if read_shown_snapshot(file) != (last.snapshot, last.run_id):
+            raise LakeCorruptedError(f"{file.name} is damaged; it was not published.", hint="Run `scanlake repair`.")
         sha256 = sha256_file(file)
         self._store.swap(CATALOG, file, former.version if former is not None else None, sha256=sha256)
         return PublishedCatalog(

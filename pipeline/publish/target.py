@@ -284,25 +284,29 @@ def _is_own(store: ObjectStore, ledger: Ledger, item: StoredObject) -> bool:
     if item.path.startswith(f"{PROBE_PREFIX}/"):
         return item.bytes < _MAX_PROBE_BYTES and store.read(item.path).startswith(item.path.encode())
     if item.path == CATALOG:
-        return _read_run_id(store, item.path) in {record.run_id for record in ledger.snapshots()}
+        _, run_id = _read_shown_snapshot(store, item.path) or (0, "")
+        return run_id in {record.run_id for record in ledger.snapshots()}
     if (match := _OWN.fullmatch(item.path)) is None:
         return False
     return store.hash(item.path).startswith(match[match.lastindex or 0].replace("/", ""))
 
 
-def _read_run_id(store: ObjectStore, path: str) -> str | None:
-    """Return the run whose snapshot a catalog in a store shows; None if it is no catalog of scanlake."""
+def _read_shown_snapshot(store: ObjectStore, path: str) -> tuple[int, str] | None:
     with tempfile.TemporaryDirectory(prefix="scanlake-") as folder:
         file = Path(folder, "catalog.duckdb")
         store.download(path, file)
-        try:
-            with read_database(file) as db:
-                rows = db.execute(
-                    "SELECT run_id FROM meta.snapshots WHERE snapshot = (SELECT snapshot FROM meta._freshness)"
-                ).fetchall()
-        except duckdb.Error:
-            return None
-    return str(rows[0][0]) if rows else None
+        return read_shown_snapshot(file)
+
+
+def read_shown_snapshot(catalog: Path) -> tuple[int, str] | None:
+    """Return the number and the run of the snapshot that a catalog shows; None if it is no catalog of scanlake."""
+    sql = "SELECT snapshot, run_id FROM meta.snapshots WHERE snapshot = (SELECT snapshot FROM meta._freshness)"
+    try:
+        with read_database(catalog) as db:
+            rows = db.execute(sql).fetchall()
+    except (duckdb.Error, UnicodeDecodeError):  # damage in a text is the second
+        return None
+    return (rows[0][0], rows[0][1]) if rows else None
 
 
 # Sweeps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -24,7 +25,7 @@ from pipeline.errors import (
 from pipeline.lake.lake import Lake
 from pipeline.publish.mirror import MirrorOptions, mirror_lake
 from pipeline.publish.stores import CloudStore
-from pipeline.publish.target import LATEST, encode_record, to_target_path
+from pipeline.publish.target import CATALOG, LATEST, encode_record, to_target_path
 from tests.images.image_harness import files_in, rows_of
 from tests.lake.corruption import flip
 from tests.lake.operations import told
@@ -214,12 +215,21 @@ def test_a_create_that_is_refused_for_nothing_is_named(history: History, monkeyp
 
 
 def test_what_is_damaged_is_not_published(history: History) -> None:
-    """A part that differs from its hash stays local, and the target stays as it was."""
+    """A part that differs from its hash, or a catalog that rotted in place, stays local; the target is as it was."""
     store = StoppingStore()
     flip(min(history.root.glob("documents/0*.parquet")))
     with pytest.raises(LakeCorruptedError, match="was not uploaded"):
         published(history.root, store)
-    assert store.head(LATEST) is None
+    catalog = history.root / CATALOG
+    former = catalog.stat()
+    catalog.chmod(0o600)
+    with catalog.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 8192)
+    os.utime(catalog, ns=(former.st_atime_ns, former.st_mtime_ns))
+    with pytest.raises(LakeCorruptedError, match="was not published"):
+        published(history.root, store, MirrorOptions())
+    assert [store.head(path) for path in (CATALOG, LATEST)] == [None, None]
 
 
 def test_a_store_without_conditions_is_refused(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
