@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import uuid4
 
@@ -18,6 +16,7 @@ from pipeline.lake.layout import translate_os_errors
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime
+    from pathlib import Path
 
 PROBE_PREFIX: Final = "probe"
 """Folder of the objects with which a probe tests a store. A sweep removes what a killed probe left."""
@@ -70,6 +69,10 @@ class ObjectStore(ABC):
         """
 
     @abstractmethod
+    def hash(self, path: str) -> str:
+        """Return the SHA-256 of an object in hex; its content is read if the store does not keep the hash."""
+
+    @abstractmethod
     def head(self, path: str) -> StoredObject | None:
         """Return what the store knows of an object; None if it does not exist."""
 
@@ -98,15 +101,6 @@ class ObjectStore(ABC):
         if stored is None:
             raise PublishError(f"{self.url(path)}: the object does not exist.", hint="Correct the URL.")
         return stored[0]
-
-    def hash(self, path: str) -> str:
-        """Return the SHA-256 of an object in hex; its content is read if the store does not keep the hash."""
-        existing = self.head(path)
-        if existing is not None and existing.sha256:
-            return existing.sha256
-        with tempfile.TemporaryDirectory(prefix="scanlake-") as folder:
-            self.download(path, content := Path(folder, "object"))
-            return sha256_file(content)
 
     def probe(self) -> None:
         """Check with objects of its own that the store can be written and obeys conditions; then delete them.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
-from pipeline.atomic_files import READ_ONLY, atomic_write, clone_file, is_temp_file, lock_file
+from pipeline.atomic_files import READ_ONLY, atomic_write, clone_file, is_temp_file, lock_file, sha256_file
 from pipeline.errors import MissingBucketError, PublishConflictError, PublishError, SettingsError
 from pipeline.publish.object_store import ObjectStore, StoredObject
 from pipeline.urls import parse_store_url
@@ -178,6 +178,11 @@ class LocalStore(ObjectStore):
         clone_file(source, target)
         return True
 
+    def hash(self, path: str) -> str:
+        target, _ = self._find(path)
+        with self._translate(path):
+            return sha256_file(target)
+
     def head(self, path: str) -> StoredObject | None:
         target, status = self._find(path)
         return None if status is None else self._describe(target, status)
@@ -290,11 +295,20 @@ class CloudStore(ObjectStore):
         existing = self.head(path)
         if existing is not None and size not in {None, existing.bytes}:
             return False
-        backend = self._choose_backend(existing.bytes) if existing is not None else self._backend
         with self._translate(path), target.open("xb") as file:
-            for chunk in obstore.get(backend, path).stream():
+            for chunk in self._stream(path, existing):
                 file.write(chunk)
         return True
+
+    def hash(self, path: str) -> str:
+        existing = self.head(path)
+        if existing is not None and existing.sha256:
+            return existing.sha256
+        digest = hashlib.sha256()
+        with self._translate(path):
+            for chunk in self._stream(path, existing):
+                digest.update(chunk)
+        return digest.hexdigest()
 
     def head(self, path: str) -> StoredObject | None:
         with self._translate(path):
@@ -330,6 +344,9 @@ class CloudStore(ObjectStore):
         # One conditional request, of up to 5 GB on S3.
         backend = self._choose_backend(len(pages))
         return obstore.put(backend, path, pages, attributes=attributes, mode=mode, use_multipart=False)
+
+    def _stream(self, path: str, existing: StoredObject | None) -> Iterable[Any]:
+        return obstore.get(self._choose_backend(existing.bytes if existing is not None else 0), path).stream()
 
     def _choose_backend(self, size: int) -> Backend:
         if size < _LARGE_BYTES or self._connect is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
@@ -45,6 +46,18 @@ def test_an_object_is_created_once_and_whole(store: ObjectStore, tmp_path: Path)
         assert target.read_bytes() == content
     assert not store.download("files/large", tmp_path / "other size", 7)
     assert not (tmp_path / "other size").exists()
+
+
+def test_a_hash_needs_no_copy(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hash that was given is returned, otherwise that of the content, which is nowhere written to be hashed."""
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/full")
+    store.create("kept", b"content", sha256="00ff")
+    store.create("plain", b"content")
+    digest = hashlib.sha256(b"content").hexdigest()
+    assert store.hash("plain") == digest
+    assert store.hash("kept") == (digest if store.base_url.startswith("file:") else "00ff")
+    with pytest.raises(PublishError, match="/missing: "):
+        store.hash("missing")
 
 
 def test_a_swap_needs_the_version_that_was_read(store: ObjectStore, tmp_path: Path) -> None:
