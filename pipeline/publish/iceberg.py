@@ -109,9 +109,8 @@ def list_iceberg_objects(settings: Settings, location: str) -> tuple[Objects, li
         raise PublishError(f"The Iceberg table {missing[0]} does not exist.", hint="Run `scanlake publish --iceberg`.")
     needed = publish.list_table_files(catalog.io, states.values())
     files = [item for state in states.values() for item in publish.list_stored_files(catalog.io, state)]
-    stored = [(store, item.path) for store, item in files]
-    locations = [store.url(path) for store, path in stored]
-    return stored, [url for url in locations if url.endswith(".avro") and url not in needed]
+    unneeded = [file for _, file, _ in files if file.endswith(".avro") and file not in needed]
+    return [(store, item.path) for store, _, item in files], unneeded
 
 
 def _connect(settings: Settings, location: str) -> Any:

@@ -268,28 +268,33 @@ def list_table_files(io: StoreFileIO, states: Iterable[TableState]) -> set[str]:
     return referenced
 
 
-def list_stored_files(io: StoreFileIO, state: TableState) -> Iterator[tuple[ObjectStore, StoredObject]]:
-    """Yield everything in the folders of a table, with its store."""
-    store, folders = _find_folders(io, state)
-    yield from ((store, stored) for folder in folders for stored in store.list(folder))
+def list_stored_files(io: StoreFileIO, state: TableState) -> Iterator[tuple[ObjectStore, str, StoredObject]]:
+    """Yield everything in the folders of a table: its store, its location, and the object."""
+    store, root, folders = _find_folders(io, state)
+    yield from ((store, f"{root}{stored.path}", stored) for folder in folders for stored in store.list(folder))
 
 
-def _find_folders(io: StoreFileIO, state: TableState) -> tuple[ObjectStore, list[str]]:
-    store, path = io.find_object(f"{state.metadata.location.rstrip('/')}/")
-    return store, [f"{path}{folder}" for folder in ("data", "metadata")]
+def _find_folders(io: StoreFileIO, state: TableState) -> tuple[ObjectStore, str, list[str]]:
+    """Return a table's store, its root and the table's folders in it.
+
+    The root is written as in the metadata: a catalog that chose the place can have file:/x for file:///x.
+    """
+    location = f"{state.metadata.location.rstrip('/')}/"
+    store, path = io.find_object(location)
+    return store, location.removesuffix(path), [f"{path}{folder}" for folder in ("data", "metadata")]
 
 
 def _sweep_tables(io: StoreFileIO, states: Collection[TableState], rule: SweepRule) -> int:
     """Delete the tables' files that nothing needs, where the rule permits it; return their number."""
     needed, deleted = list_table_files(io, states), 0
     for state in states:
-        store, folders = _find_folders(io, state)
+        store, _, folders = _find_folders(io, state)
         store.remove_temp_files(folders)
         location, prefix = f"{state.metadata.location.rstrip('/')}/", data_prefix(state.name)
         unneeded = [
             stored.path
-            for _, stored in list_stored_files(io, state)
-            if (file := store.url(stored.path)) not in needed
+            for _, file, stored in list_stored_files(io, state)
+            if file not in needed
             and is_table_file(file.removeprefix(location))
             and rule.permits(stored, f"{prefix}/{file.rpartition('/')[2]}")
         ]

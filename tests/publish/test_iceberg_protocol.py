@@ -28,11 +28,13 @@ from pipeline.errors import (
     SettingsError,
 )
 from pipeline.lake.layout import LakeLayout
-from pipeline.publish import iceberg_publish
+from pipeline.publish import iceberg, iceberg_publish
+from pipeline.publish.iceberg import list_iceberg_objects
 from pipeline.publish.iceberg_catalogs import POINTER, CatalogTables, connect_catalog
 from pipeline.publish.iceberg_format import StoreFileIO, read_files
 from pipeline.publish.iceberg_publish import list_table_files, publish_iceberg
 from pipeline.publish.target import SweepRule, to_target_path
+from pipeline.settings import Settings
 from tests.lake_copies import copy_lake
 from tests.publish.iceberg_reading import NAMES, connect_sql, load_tables, overtaken, reader
 from tests.publish.lake_history import FILES, LAKE_ID, Changes, History, list_differences
@@ -56,11 +58,12 @@ def connect_store(store: StoppingStore) -> IcebergCatalog:
     return connect_catalog(URL, store=store)
 
 
-def connect_table_by_table(folder: Path) -> CatalogTables:
-    """Return the tables of a catalog that changes one after the other."""
+def connect_table_by_table(folder: Path, *, chosen: str = "") -> CatalogTables:
+    """Return the tables of a catalog that changes one after the other, and puts new tables below `chosen`."""
     io = f"{StoreFileIO.__module__}.{StoreFileIO.__qualname__}"
-    catalog = SqlCatalog("scanlake", uri=f"sqlite:///{folder}/catalog.sqlite", **{"py-io-impl": io})
-    return CatalogTables(catalog, StoreFileIO(), "scanlake", f"file://{folder}/target")
+    options = {"py-io-impl": io, "warehouse": chosen}
+    catalog = SqlCatalog("scanlake", uri=f"sqlite:///{folder}/catalog.sqlite", **options)
+    return CatalogTables(catalog, StoreFileIO(), "scanlake", "" if chosen else f"file://{folder}/target")
 
 
 def publish(lake: Path, catalog: IcebergCatalog, number: int, **choices: Any) -> IcebergResult:
@@ -383,3 +386,21 @@ def test_a_sweep_spares_young_files_and_kept_syncs(
     assert spared <= remaining
     for number in (numbers[0], numbers[7]):
         assert list_differences(lake, number, reader(connect_store(target), f"sync-{number}")) == []
+
+
+def test_a_location_can_be_spelled_in_another_way(history: History, tmp_path: Path) -> None:
+    """Where a catalog chose file:/folder a sweep deletes what nothing names, and no manifest in use is unneeded."""
+    catalog = connect_table_by_table(tmp_path, chosen=f"file:{tmp_path}/warehouse")
+    publish(history.root, catalog, history.stamp)
+    location = catalog.load(["files"])["files"].metadata.location
+    assert location.startswith(f"file:{tmp_path}/")
+    orphan = f"{location}/metadata/{UUID(int=7)}-m0.avro"
+    catalog.io.create(orphan, b"orphan")
+    with mock.patch.object(iceberg, "_connect", return_value=catalog):
+        objects, unneeded = list_iceberg_objects(Settings(), "")
+        assert unneeded == [orphan]
+        rule = SweepRule(time.time() + 600, frozenset())
+        assert publish(history.root, catalog, history.stamp, rule=rule, has_purged=True).deleted == 1
+        remaining, unneeded = list_iceberg_objects(Settings(), "")
+    assert (len(remaining), unneeded) == (len(objects) - 1, [])
+    assert list_differences(history.root, history.stamp, reader(catalog)) == []
