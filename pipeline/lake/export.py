@@ -72,7 +72,7 @@ def run_export(
     with staging_path(target) as path:
         if format_ is OutputFormat.XLSX:
             with path.open("wb") as file:
-                return write_workbook(sources, file)
+                return write_workbook(sources, file, path.parent)
         path.mkdir()
         write_text = write_csv if escape_formulas else write_exact_csv
         write = write_text if format_ is OutputFormat.CSV else write_parquet
@@ -164,10 +164,12 @@ def write_xlsx(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
     return write_workbook({"result": result}, target)["result"]
 
 
-def write_workbook(sheets: Mapping[str, duckdb.DuckDBPyRelation], target: IO[bytes]) -> dict[str, int]:
-    """Write a workbook with the rows of each sheet, and return their numbers."""
+def write_workbook(
+    sheets: Mapping[str, duckdb.DuckDBPyRelation], target: IO[bytes], folder: Path | None = None
+) -> dict[str, int]:
+    """Write a workbook with the rows of each sheet, and return their numbers. `folder` is for temporary files."""
     counts = {}
-    with open_workbook(target) as book:
+    with open_workbook(target, folder) as book:
         for name, result in sheets.items():
             columns = [(column, str(kind)) for column, kind in zip(result.columns, result.types, strict=True)]
             unchanged = frozenset(kind for _, kind in columns if is_excel_type(kind))

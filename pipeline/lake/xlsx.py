@@ -14,6 +14,7 @@ from pipeline.errors import SettingsError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
 _LIBRARY: Final = "xlsxwriter"  # an optional extra, imported when a workbook is written
 MAX_SHEET_ROWS: Final = 1_048_575  # below the heading
@@ -46,12 +47,15 @@ def is_excel_type(sql_type: str) -> bool:
 
 
 @contextmanager
-def open_workbook(target: IO[bytes]) -> Iterator[Any]:
-    """Yield a workbook without sheets, which is written to `target` at the end. Raises `StorageError`."""
+def open_workbook(target: IO[bytes], folder: Path | None = None) -> Iterator[Any]:
+    """Yield a workbook without sheets, which is written to `target` at the end. Raises `StorageError`.
+
+    Until then its rows are in temporary files in `folder`, by default that of the system.
+    """
     check_xlsx_installed()
     xlsxwriter = import_module(_LIBRARY)
     try:
-        with xlsxwriter.Workbook(target, {"constant_memory": True, "use_zip64": True}) as book:
+        with xlsxwriter.Workbook(target, {"constant_memory": True, "use_zip64": True, "tmpdir": folder}) as book:
             yield book
     except xlsxwriter.exceptions.FileCreateError as error:
         cause = error.args[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import tempfile
 import zipfile
 from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree as ET
@@ -134,6 +135,13 @@ def test_a_workbook(lake: Path, tmp_path: Path) -> None:
     widths = [float(str(column.get("width"))) for column in files.iter(f"{NS}col")]
     assert max(widths) < 60
     assert len(set(widths)) > 1
+
+
+def test_a_workbook_needs_no_other_disk(lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of an export are beside its target until they are a workbook: the system's /tmp can be small."""
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/full")
+    exported(lake, tmp_path / "out", OutputFormat.XLSX)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_workbook_that_cannot_be_written(lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
