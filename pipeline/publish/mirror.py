@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
     from pipeline.lake.models import PublishRecord, SnapshotRecord
     from pipeline.publish.object_store import ObjectStore, StoredObject
+
+_TEMP_FOLDERS: Final = (*FOLDERS, IMAGES)
 
 
 class MirrorOptions(Struct, frozen=True):
@@ -173,7 +175,7 @@ class _Mirror:
             self._require_own_run(former)
             listed = list_target(self._store)
             has_images = former.images is not None or has_images_on(self._store, upload=self._options.images)
-        self._store.remove_temp_files((*FOLDERS, IMAGES))
+            self._store.remove_temp_files(_TEMP_FOLDERS)
         if not self._options.backup:
             note_target(self._lake.ledger, self._store.url(LATEST))
         is_backup = self._options.backup or (former is not None and former.ledger is not None)
@@ -193,6 +195,7 @@ class _Mirror:
             self._lake_id, written, self._describe_images(former, images), ledger, scanlake=__version__
         )
         self._store.swap(LATEST, encode_record(record), version)
+        self._store.remove_temp_files(_TEMP_FOLDERS)  # until the first record some can be of another lake's publish
         result = replace(
             self._to_result(record, changed=True),
             uploaded=len(uploads) + (current is None),

@@ -106,6 +106,26 @@ def test_a_killed_publish_leaves_no_purged_file(history: History, tmp_path: Path
     assert list(find_words(tables, {"ref 777123"})) == []
 
 
+def test_another_publisher_keeps_its_temporary_files(history: History, tmp_path: Path) -> None:
+    """Until a record names the lake, temporary files can be of another lake that publishes there; then they go."""
+    lake, target = history.root, tmp_path / "target"
+    other = target / "probe" / temp_name("a file")
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"")
+    with patch.object(mirror, "encode_record", side_effect=PublishError("Stopped.")):
+        told(lake, "publish", "--to", target.as_uri(), code=ExitCode.PUBLISH)
+        assert other.exists()
+        told(lake, "publish", "--to", target.as_uri(), code=ExitCode.PUBLISH)
+        assert other.exists()
+    told(lake, "publish", "--to", target.as_uri())
+    assert not other.exists()
+    other.write_bytes(b"")
+    history.sync({1: 3})
+    with patch.object(mirror, "encode_record", side_effect=PublishError("Stopped.")):
+        told(lake, "publish", "--to", target.as_uri(), code=ExitCode.PUBLISH)
+    assert not other.exists(), "they go first: a disk can be full of them"
+
+
 def test_an_earlier_target_is_named(history: History, tmp_path: Path) -> None:
     """A purge names each place of an earlier publish that has the lake as it was before, until that has changed.
 
