@@ -40,9 +40,8 @@ _PLAIN_TYPE: Final = re.compile(
     r"U?(HUGE|BIG|SMALL|TINY)?INT|U?INTEGER|BOOLEAN|DECIMAL\(\d+,\d+\)|DOUBLE|FLOAT|DATE|TIME(STAMP)?\b[^\[]*|UUID"
 )
 """Types whose text is a number or a date to a spreadsheet. An INTERVAL such as -1 day is a formula to it."""
-_CSV_TYPES: Final = frozenset(
-    {"BIGINT", "INTEGER", "SMALLINT", "TINYINT", "BOOLEAN", "DOUBLE", "VARCHAR", "TIMESTAMP", "DATE"}
-)
+_CSV_TYPES: Final = frozenset({"BIGINT", "INTEGER", "SMALLINT", "TINYINT", "BOOLEAN", "DOUBLE", "VARCHAR", "DATE"})
+"""Types that Arrow writes. Its instants have six decimals, Excel's three (optimalxl.com/supported_date_formats)."""
 
 
 def select_tables(db: duckdb.DuckDBPyConnection, names: Sequence[str]) -> tuple[str, ...]:

@@ -77,6 +77,8 @@ def test_csv_is_guarded(lake: Path, tmp_path: Path) -> None:
         wanted = [("'" + text if text in FORMULAS and name == "guarded" else text) or "" for text in TEXTS]
         assert [row["comment"] for row in rows] == wanted
         assert {(row["latitude"], row["geocoding"]) for row in rows} == {("-0.5", '{"a":1}')}
+        with (tmp_path / name / "files.csv").open(encoding="utf-8", newline="") as content:
+            assert [row["updated_at"] for row in csv.DictReader(content)] == ["2026-11-18 11:06:40"]
 
 
 def read_xml(book: Path, name: str) -> ET.Element:
