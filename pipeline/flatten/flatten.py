@@ -33,6 +33,12 @@ class FlattenResult(Struct, frozen=True):
     rejects: tuple[Reject, ...]
     definitions: frozenset[str]
 
+    @property
+    def tenants(self) -> frozenset[int]:
+        """Tenants of the uploads."""
+        uploads = self.tables.get(tables.UPLOADS.name)
+        return frozenset() if uploads is None else frozenset(uploads["tenant_id"].unique().to_pylist()) - {None}
+
 
 _FLATTENED: Final = tuple(table for table in tables.TABLES if table.from_wire)
 

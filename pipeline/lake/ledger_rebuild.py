@@ -183,6 +183,7 @@ class _CommitRecords(Struct):
 
     definitions: dict[str, int] = field(default_factory=dict)
     drift: list[Commit] = field(default_factory=list)
+    tenants: set[int] = field(default_factory=set)
     has_shared_ids: bool = False
 
     def add(self, commit: RawCommit, flat: FlattenResult) -> None:
@@ -191,6 +192,7 @@ class _CommitRecords(Struct):
         if flat.drift:
             at = max(version.fetched_at for version in commit.versions)
             self.drift.append(Commit(commit.seq, commit.run_id, at, drift=flat.drift))
+        self.tenants |= flat.tenants
         if (files := flat.tables.get(FILES.name)) is not None:
             names = ("file_id", "instance_file_id", "service_id")
             ids = zip(*(files[name].to_pylist() for name in names), strict=True)
@@ -201,7 +203,8 @@ class _CommitRecords(Struct):
         insert_all(db, "definition", ("hash", "commit_seq"), self.definitions.items())
         for commit in self.drift:
             record_drift(db, commit)
-        set_properties(db, identity="file_id" if self.has_shared_ids else None)
+        identity = "file_id" if self.has_shared_ids else None
+        set_properties(db, tenants=sorted(self.tenants), identity=identity)
 
 
 def _write_lost_definitions(layout: LakeLayout, ledger: Ledger, definitions: dict[str, int]) -> tuple[Part, ...]:

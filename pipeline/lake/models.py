@@ -230,6 +230,7 @@ class LakeProperties(Struct, frozen=True):
     source: str | None = None  # base URL of the service
     lang: str | None = None
     texts_from: Literal["list", "detail"] | None = None  # the call whose texts are in `lang`, as the last run found
+    tenants: tuple[int, ...] = ()  # of the uploads in the lake
     identity: Literal["id", "file_id"] = "id"  # key of a file: "id", or "file_id" once several instances share an id
     watermark: int | None = None
     lookback_due: bool = False  # the next sync reads the lookback window again

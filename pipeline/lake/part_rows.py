@@ -201,27 +201,24 @@ def _forget_lost_files(ledger: Ledger, lost: set[tuple[int, int]]) -> None:
 
 
 class FileIdentity(Struct, frozen=True):
-    """Values of a file that no update changes: its reference, its creation in microseconds, its uploads' ids."""
+    """Values of a file that no update changes: its reference, its creation in microseconds, ids of its uploads."""
 
     reference: str | None
     created_at: int | None
     upload_ids: frozenset[int] = frozenset()
-    tenant_ids: frozenset[int] = frozenset()
 
 
-def read_identity(layout: LakeLayout, ledger: Ledger, version: FileVersionRecord) -> FileIdentity | None:
-    """Return the identity of a file in a version; None if no part has it."""
-    versions = {version.file_id: version.commit_seq}
+def read_identities(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, FileIdentity]:
+    """Return the identities of some files, given as {file_id: commit_seq}."""
     created = "{'reference': scan_code, 'created_at': epoch_us(created_at)}"
-    of_uploads = "{'upload_ids': list(id), 'tenant_ids': list(tenant_id)}"
     with open_worker_connection(layout.spill_dir) as db:
         files = _read_column(db, created, layout, _part_names(ledger, FILES.name, versions), versions)
         names = _part_names(ledger, UPLOADS.name, versions)
-        uploads = _read_column(db, of_uploads, layout, names, versions, group=True)
-    if version.file_id not in files:
-        return None
-    ids = {name: frozenset(numbers) - {None} for name, numbers in uploads.get(version.file_id, {}).items()}
-    return FileIdentity(**(files[version.file_id] | ids))
+        uploads = _read_column(db, "list(id)", layout, names, versions, group=True)
+    return {
+        file_id: FileIdentity(**values, upload_ids=frozenset(uploads.get(file_id) or ()))
+        for file_id, values in files.items()
+    }
 
 
 def read_part(path: Path, table: Table) -> pa.Table:

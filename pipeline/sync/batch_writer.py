@@ -61,7 +61,8 @@ class FlushRequest(Struct, frozen=True):
 class WriteResult(Struct, frozen=True):
     """Message from the writer: parts on disk, rejects, drift; digests of the list items in the order of versions.
 
-    `rows_pending`: the parts lack the rows of this batch; otherwise they have the pending rows of earlier batches too.
+    `tenants` are those of the uploads. `rows_pending`: the parts lack the rows of this batch; otherwise they have the
+    pending rows of earlier batches too.
     """
 
     commit_seq: int
@@ -70,6 +71,7 @@ class WriteResult(Struct, frozen=True):
     rejects: tuple[Reject, ...]
     drift: Mapping[tuple[str, str, str], int]
     definitions: frozenset[str]
+    tenants: frozenset[int]
     rows_pending: bool = False
 
     @property
@@ -94,6 +96,7 @@ def write_batch(layout: LakeLayout, request: WriteRequest, buffer: RowBuffer | N
     )
     unreadable = {reject.file_id for reject in flat.rejects}
     versions = [version for version in request.versions if version.file_id not in unreadable]
+    tenants = flat.tenants  # before the tables are taken away
     write_part = partial(parts.write_part, layout, run_id=run_id, seq=commit_seq)
     digests = tuple(version_digest(version.list_item or b"") for version in versions)
     write_raw_part = partial(parts.write_raw_part, layout, texts_from_list=request.texts_from_list)
@@ -116,6 +119,7 @@ def write_batch(layout: LakeLayout, request: WriteRequest, buffer: RowBuffer | N
         rejects=flat.rejects,
         drift=flat.drift,
         definitions=flat.definitions,
+        tenants=tenants,
         rows_pending=buffer is not None and buffer.has_rows,
     )
 

@@ -90,9 +90,8 @@ async def plan_sync(settings: Settings, token: str) -> SyncPlan:
             if cost.document_bytes is None:
                 cost = await _sample_cost(client, options, sum(listed for listed, _, _ in samples))
         files = refetches + sum(to_fetch for _, to_fetch, _ in samples)
-        list_calls = 1 + refetches + sum(_count_list_calls(options, listed) for listed, _, _ in samples)
-        # One more shows that the service has the files of this lake.
-        detail_calls = 0 if options.fetch_details == "never" else files + bool(in_lake)
+        list_calls = 1 + bool(in_lake) + refetches + sum(_count_list_calls(options, listed) for listed, _, _ in samples)
+        detail_calls = 0 if options.fetch_details == "never" else files
         rate = cost.calls_per_second
         return SyncPlan(
             kind="first" if ledger is None or ledger.properties.watermark is None else "incremental",

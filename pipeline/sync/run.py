@@ -32,7 +32,7 @@ from pipeline.logs import get_logger
 from pipeline.sync.batch_sink import BatchSink
 from pipeline.sync.crawl_runner import CrawlRunner, crawl_options
 from pipeline.sync.differences import has_lost_too_many
-from pipeline.sync.service_checks import check_same_account, find_texts_source
+from pipeline.sync.service_checks import check_same_account, check_tenants, find_texts_source
 from pipeline.sync.watermark import repair_watermark, target_by_clock, warn_of_clock
 from pipeline.sync.worker_thread import WorkerThread
 from pipeline.version import __version__
@@ -109,6 +109,8 @@ class RunSession:
         self._lookup_thread = lookup_thread
         self._started = self._published = self._target_fixed_at = time.monotonic()
         self.list_is_empty = False  # as the first call has found
+        self.is_account_proven = False
+        """Whether the tenants of the service's uploads are the lake's, or new ones are accepted."""
 
     @property
     def ledger(self) -> Ledger:
@@ -218,6 +220,8 @@ class RunSession:
 
         async def store(batch: CommitBatch) -> None:
             written = await self.sink.write(batch)
+            if written.digests:
+                await self.prove_account(written.tenants)
             self.crawls.stats.rejects += len(written.rejects)
             await self.sink.commit(batch, written, self._count_so_far(), self.crawls.read_progress())
             if time.monotonic() - self._published <= PUBLISH_EVERY_SECONDS:
@@ -239,6 +243,17 @@ class RunSession:
                 await self.sink.finish_rows()
             raise
         await self.sink.finish_rows()
+
+    async def prove_account(self, tenants: frozenset[int] = frozenset()) -> None:
+        """Raise `SettingsError` before anything is stored, if tenants show another account; record new tenants."""
+        if not self.is_account_proven and self.settings.fetch_details != "never":
+            await check_tenants(self.client, self.lake, self.ledger_thread, tenants)
+            self.is_account_proven = True
+        await self.ledger_thread.call(self._record_tenants, tenants)
+
+    def _record_tenants(self, tenants: frozenset[int]) -> None:
+        if not tenants.issubset(known := self.ledger.properties.tenants):
+            self.ledger.set_properties(tenants=sorted(tenants.union(known)))
 
     async def _choose_texts_source(self, identity: Identity) -> None:
         """Find out, once per run, whether list or detail has the texts in `lang`."""

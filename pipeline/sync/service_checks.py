@@ -14,7 +14,7 @@ from pipeline.crawl.details import detail_for_key
 from pipeline.crawl.models import CrawlOptions
 from pipeline.errors import SettingsError
 from pipeline.formatting import pluralize
-from pipeline.lake.part_rows import FileIdentity, read_identity
+from pipeline.lake.part_rows import FileIdentity, read_identities
 from schemas.json_decode import InvalidJsonError, decode_json
 from schemas.requests import MAX_LIMIT_WITH_INCLUDES, FileQuery
 from schemas.tables import UPLOADS, MergeRule
@@ -22,10 +22,10 @@ from schemas.timestamps import SECOND, parse_instant
 from schemas.value_types import ID
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import Iterable, Mapping
 
     from pipeline.client.client import Client
-    from pipeline.client.protocol import Document
+    from pipeline.client.protocol import Document, ListItem
     from pipeline.crawl.models import Identity
     from pipeline.lake.lake import Lake
     from pipeline.lake.models import FileVersionRecord
@@ -35,8 +35,8 @@ TextsSource = Literal["list", "detail"]
 
 _KEYS: Final = tuple(column.wire_key for column in UPLOADS.columns if column.merge is MergeRule.BY_LANG)
 _MAX_FILES: Final = 4  # that are asked for twice; texts can be equal in two languages
-_MORE_SAMPLES: Final = 20  # if the service does not have the first one
-_FILES_WITHOUT_TENANT: Final = 3  # that are enough
+_LISTED_FILES: Final = 50
+_MAX_SAMPLES: Final = 20
 _MAX_FAILURES: Final = 3
 _NAMED_FILES: Final = 5
 _HINT: Final = (
@@ -84,60 +84,85 @@ async def check_same_account(
 ) -> None:
     """Raise `SettingsError` if nothing shows that the service has the lake's files.
 
-    Looks for one file of the lake, by id or, where an id may not find it, by its reference. If the service does not
-    have it, 20 others are looked for, one after the other. Ids, references and times of two accounts may coincide, so
-    the uploads must name a tenant that the lake has of that file; three files without a tenant are enough, too. Raises
-    `RetriesExhaustedError` if none is found and calls failed: an outage shows nothing.
+    Costs one list call if a file on the first page is one of the lake's. Otherwise at most 20 files are looked for,
+    one after the other: by id, or by their references where an id may not find them. Raises `RetriesExhaustedError`
+    if none is found and calls failed: an outage shows nothing.
     """
-    file_ids, failures = list[int](), list[RetriesExhaustedError]()
-    without_tenant, has_other_tenant = 0, False
-    key = await ledger_thread.call(lambda: lake.ledger.properties.identity)
-    async for sample in _iter_samples(lake, ledger_thread):
-        file_ids.append(sample.file_id)
-        identity = await ledger_thread.call(read_identity, lake.layout, lake.ledger, sample)
+    if not await ledger_thread.call(lake.ledger.count_files):
+        return
+    page = await client.list_files(FileQuery(limit=_LISTED_FILES))
+    listed = {key: item for item in page.items for key in (item.id, item.instance_id) if key is not None}
+    known = await ledger_thread.call(lake.ledger.file_versions, list(listed))
+    known = {file_id: version for file_id, version in known.items() if not version.deleted}
+    if any(_is_same_version(version, listed[file_id]) for file_id, version in known.items()):
+        return
+    stored = await ledger_thread.call(read_identities, lake.layout, lake.ledger, _commit_seqs(known.values()))
+    if any(_is_same_file(stored.get(file_id), listed[file_id].raw) for file_id in known):
+        return
+    samples = await ledger_thread.call(lake.ledger.sample_files, _MAX_SAMPLES)
+    stored |= await ledger_thread.call(read_identities, lake.layout, lake.ledger, _commit_seqs(samples))
+    may_ask_by_id = may_fetch_details and await ledger_thread.call(lambda: lake.ledger.properties.identity) == "id"
+    file_ids = list(dict.fromkeys([*list(known)[: _MAX_SAMPLES // 2], *(sample.file_id for sample in samples)]))
+    if not await _has_one_of(client, file_ids[:_MAX_SAMPLES], stored, by_id=may_ask_by_id):
+        raise _other_account_error(file_ids[:_MAX_SAMPLES])
+
+
+async def check_tenants(client: Client, lake: Lake, ledger_thread: WorkerThread, tenants: frozenset[int]) -> None:
+    """Raise `SettingsError` if details name tenants of uploads, and none of those that the lake has.
+
+    Ids, update times and references of two accounts may coincide. `tenants` are those of a batch that is about to be
+    stored. If it names none of the lake's, at most 20 files of the lake are read by id: one of a known tenant shows
+    that the account is the lake's, and has another tenant by now. Raises `RetriesExhaustedError` if calls failed.
+    """
+    properties = await ledger_thread.call(lambda: lake.ledger.properties)
+    known = frozenset(properties.tenants)
+    if not known or tenants & known:
+        return
+    others, failures = set(tenants), list[RetriesExhaustedError]()
+    for sample in await ledger_thread.call(lake.ledger.sample_files, _MAX_SAMPLES):
         try:
-            raw = await _read_by_id(client, sample.file_id, key) if may_fetch_details else None
-            if raw is None and (key == "file_id" or not may_fetch_details):
-                raw = await _read_by_reference(client, sample.file_id, identity)
+            answer = detail_for_key(sample.file_id, properties.identity, await client.get_file(sample.file_id))
         except RetriesExhaustedError as error:
             failures.append(error)
             if len(failures) == _MAX_FAILURES:
                 break
             continue
-        document = {} if raw is None else _decode_object(raw)
-        if identity is None or not _is_same_file(identity, document):
-            continue
-        tenants = frozenset(_iter_numbers(document, "tenant_id"))
-        if not may_fetch_details or not tenants.isdisjoint(identity.tenant_ids):
+        named = set(_iter_numbers(answer.raw, "tenant_id")) if isinstance(answer, Detail) else set()
+        if named & known:
             return
-        has_other_tenant |= bool(tenants and identity.tenant_ids)
-        without_tenant += not tenants or not identity.tenant_ids
-        if without_tenant == _FILES_WITHOUT_TENANT and not has_other_tenant:
-            return
-    if failures and not without_tenant:
+        others |= named
+    if others and failures:
         raise failures[-1]
-    if file_ids and (has_other_tenant or not without_tenant):
-        ids = ", ".join(map(str, file_ids[:_NAMED_FILES])) + (", ..." if len(file_ids) > _NAMED_FILES else "")
+    if others:
         raise SettingsError(
-            f"The service has none of {pluralize(len(file_ids), 'file')} of the lake that were looked for ({ids}):"
-            " this is another account, or every file was changed or deleted.",
+            f"The service has files of tenant {', '.join(map(str, sorted(others)))}, and none of tenant"
+            f" {', '.join(map(str, sorted(known)))}, which the lake is of: this is another account.",
             hint=_HINT,
         )
 
 
-async def _iter_samples(lake: Lake, ledger_thread: WorkerThread) -> AsyncIterator[FileVersionRecord]:
-    """Yield files of the lake, evenly spread by their ids: first the middle one, because finding many takes longer."""
-    (first,) = await ledger_thread.call(lake.ledger.sample_files, 1) or (None,)
-    if first is None:
-        return
-    yield first
-    for sample in await ledger_thread.call(lake.ledger.sample_files, _MORE_SAMPLES):
-        if sample.file_id != first.file_id:
-            yield sample
+async def _has_one_of(
+    client: Client, file_ids: Iterable[int], stored: Mapping[int, FileIdentity], *, by_id: bool
+) -> bool:
+    failures: list[RetriesExhaustedError] = []
+    for file_id in file_ids:
+        identity = stored.get(file_id)
+        try:
+            raw = await (_read_by_id(client, file_id) if by_id else _read_by_reference(client, file_id, identity))
+        except RetriesExhaustedError as error:
+            failures.append(error)
+            if len(failures) == _MAX_FAILURES:
+                break
+            continue
+        if raw is not None and _is_same_file(identity, raw):
+            return True
+    if failures:
+        raise failures[-1]
+    return False
 
 
-async def _read_by_id(client: Client, file_id: int, key: Identity) -> bytes | None:
-    answer = detail_for_key(file_id, key, await client.get_file(file_id))
+async def _read_by_id(client: Client, file_id: int) -> bytes | None:
+    answer = await client.get_file(file_id)
     return answer.raw if isinstance(answer, Detail) else None
 
 
@@ -149,14 +174,25 @@ async def _read_by_reference(client: Client, file_id: int, identity: FileIdentit
     return next((item.raw for item in page.items if file_id in {item.id, item.instance_id}), None)
 
 
-def _is_same_file(stored: FileIdentity, document: dict[str, Any]) -> bool:
+def _commit_seqs(versions: Iterable[FileVersionRecord]) -> dict[int, int]:
+    return {version.file_id: version.commit_seq for version in versions}
+
+
+def _is_same_version(version: FileVersionRecord, item: ListItem) -> bool:
+    return item.updated_at is not None and version.updated_at == item.updated_at
+
+
+def _is_same_file(stored: FileIdentity | None, raw: bytes) -> bool:
     """Return whether reference, creation or an upload is that of the lake's file, and at most one of them differs.
 
     Other values may have changed. What one of both does not have is not compared.
     """
+    document = _decode_object(raw)
+    if stored is None:
+        return False
     reference, created_at = document.get("scan_code"), document.get("created_at")
     created = parse_instant(created_at) if isinstance(created_at, str) else None
-    uploads = frozenset(_iter_numbers(document, "id"))
+    uploads = frozenset(_iter_numbers(raw, "id"))
     evidence = []
     if stored.reference and reference:
         evidence.append(reference == stored.reference)
@@ -175,10 +211,19 @@ def _decode_object(raw: bytes) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _iter_numbers(document: dict[str, Any], key: str) -> Iterable[int]:
+def _iter_numbers(raw: bytes, key: str) -> Iterable[int]:
     """Yield the numbers that the uploads of a file have under a key."""
-    uploads = document.get("uploads")
+    uploads = _decode_object(raw).get("uploads")
     for upload in uploads if isinstance(uploads, list) else ():
         number = ID.convert_or_none(upload.get(key)) if isinstance(upload, dict) else None
         if number is not None:
             yield number
+
+
+def _other_account_error(file_ids: list[int]) -> SettingsError:
+    ids = ", ".join(map(str, file_ids[:_NAMED_FILES])) + (", ..." if len(file_ids) > _NAMED_FILES else "")
+    return SettingsError(
+        f"The service has none of {pluralize(len(file_ids), 'file')} of the lake that were looked for ({ids}):"
+        " this is another account, or every file was changed or deleted.",
+        hint=_HINT,
+    )

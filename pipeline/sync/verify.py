@@ -166,7 +166,11 @@ class _Verify:
         is_certain = self._mode.accept_deletions and not self._mode.accept_new_base_url
         if not is_certain and not run.list_is_empty:
             await run.check_same_account()
+            await run.prove_account()
+        run.is_account_proven = True
         if not self._mode.check_only:
+            if is_certain:  # the tenants of what is stored from now on are the lake's
+                await run.ledger_thread.call(run.ledger.set_properties, tenants=())
             await run.bind_lake()
         seen_files = await self._compare_list()
         unproven = list(run.crawls.unproven)

@@ -56,7 +56,7 @@ def test_a_lost_ledger_comes_back_as_it_was(history: History, tmp_path: Path) ->
     lake = copy_lake(history.old.lake, tmp_path / "lake")
     questions = (
         *RECORDS,
-        "SELECT * FROM lake_property WHERE name IN ('identity', 'source', 'lake_id') ORDER BY 1",
+        "SELECT * FROM lake_property WHERE name IN ('identity', 'source', 'lake_id', 'tenants') ORDER BY 1",
         "SELECT snapshot, complete, files FROM snapshot WHERE state = 'published' ORDER BY 1",
     )
     before = {question: asked(lake, question) for question in questions}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,7 @@ from tests.rows import every
 from tests.soaking import sample
 from tests.stateful import lies
 from tests.stateful.lies import Lie, LyingEmulator
-from tests.sync.sync_harness import SEED, asked, check_equal, count_files, synced, verified
+from tests.sync.sync_harness import SEED, asked, check_equal, count_files, synced, tampered, verified
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,9 +61,12 @@ def test_reference_creation_or_an_upload_prove_a_file(
     is_same: bool,  # noqa: FBT001
 ) -> None:
     """A file is the lake's by its reference, its creation or one of its uploads, unless the two others differ."""
-    document = {"scan_code": reference, "created_at": created_at, "uploads": uploads}
-    assert service_checks._is_same_file(FileIdentity("R1", _NOON, frozenset({7})), document) is is_same
+    document = json.dumps({"scan_code": reference, "created_at": created_at, "uploads": uploads}).encode()
+    stored = FileIdentity("R1", _NOON, frozenset({7}))
+    assert service_checks._is_same_file(stored, document) is is_same
+    assert not any(service_checks._is_same_file(stored, raw) for raw in (b"[]", b'{"scan_code": "R1"'))
     assert not service_checks._is_same_file(FileIdentity(None, None), document)
+    assert not service_checks._is_same_file(None, document)
 
 
 @pytest.mark.parametrize(
@@ -80,14 +84,14 @@ async def test_another_account_is_refused(lake: Path, profile: str, files: int, 
             with pytest.raises(SettingsError, match=r"none of \d+ files? .* or every file was changed") as refused:
                 await attempt(other, lake, fetch_details=fetch_details)
             assert "verify --dry-run" in refused.value.hint
-        assert other.counts["detail"] <= 42
+        assert other.counts["detail"] <= 40
     assert asked(lake, VERSIONS) == [(1, files, 0)]
 
 
 async def test_another_tenant_is_refused(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where ids and update times coincide, the tenant of the uploads shows another account; nothing is stored.
 
-    An account with a second tenant goes on. An outage shows none.
+    An account with a second tenant goes on, and --accept-deletions accepts another one. An outage shows none.
     """
     new: list[int] = []
 
@@ -114,25 +118,54 @@ async def test_another_tenant_is_refused(lake: Path, monkeypatch: pytest.MonkeyP
         gone = world.delete(world.pick_random(2))
         emulator.lies = [Lie("detail: other")]
         for attempt in (synced, verified, synced):
-            with pytest.raises(SettingsError, match=r"none of 21 files.* another account"):
+            with pytest.raises(SettingsError, match=r"tenant 7.* another account"):
                 await attempt(emulator, lake)
             world.update(world.pick_random(2))
         assert asked(lake, VERSIONS) == [(1, FILES, 0)]
         emulator.lies = [Lie("detail: second")]
         new += world.create(2)
         await synced(emulator, lake)
+        world.update(new)
+        asked_before = emulator.counts["detail"]
+        await synced(emulator, lake)
+        assert emulator.counts["detail"] == asked_before + 2, "both tenants are known now"
         assert (await verified(emulator, lake)).deleted == len(gone)
+        with tampered(lake) as ledger:
+            ledger.execute("UPDATE lake_property SET value = '[1]' WHERE name = 'tenants'")
+        await verified(emulator, lake, ACCEPTED)
+        world.update(new)
+        await synced(emulator, lake)
+
+
+async def test_few_files_with_uploads_show_another_tenant(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where 57 of 60 files have no uploads, the details that a sync is about to store show another account."""
+
+    def change_tenant(answer: lies.Answer) -> None:
+        for upload in answer.body.get("uploads", ()):
+            upload["tenant_id"] = 7
+
+    monkeypatch.setitem(lies.DETAILS, "other", change_tenant)
+    async with LyingEmulator(FILES, seed=SEED) as emulator:
+        keys = sorted(emulator.world.keys())
+        for key in keys[:57]:
+            emulator.world.edit(key, "clear")
+        await synced(emulator, lake)
+        emulator.lies = [Lie("detail: other")]
+        emulator.world.update(keys[57:])
+        with pytest.raises(SettingsError, match=r"tenant 7, and none of tenant \d+"):
+            await synced(emulator, lake)
+    assert asked(lake, VERSIONS) == [(1, FILES, 0)]
 
 
 async def test_deleted_files_are_not_another_account(lake: Path) -> None:
-    """A sync goes on when the oldest, the newest or all but one of the sampled files of the lake were deleted."""
+    """A sync goes on when the oldest, the newest or exactly the sampled files of the lake were deleted."""
     async with LyingEmulator(FILES, seed=SEED) as emulator:
         await synced(emulator, lake)
         world, keys = emulator.world, sorted(emulator.world.keys())
         with Lake(lake, doing="test") as held:
-            few, many = ([version.file_id for version in held.ledger.sample_files(count)] for count in (1, 20))
-        assert (few, many) == (keys[30:31], keys[1::3]), "evenly spread"
-        for gone in (keys[:40], keys[-40:], sorted({*few, *many[:-1]})):
+            few, many = ([version.file_id for version in held.ledger.sample_files(count)] for count in (3, 20))
+        assert few == keys[10::20], "evenly spread"
+        for gone in (keys[:40], keys[-40:], sorted({*few, *many})):
             world.delete(gone)
             world.update(world.keys())
             await synced(emulator, lake)
@@ -218,7 +251,7 @@ async def test_everything_has_changed(lake: Path, monkeypatch: pytest.MonkeyPatc
             await synced(emulator, lake)
         emulator.lies = []
         emulator.world.delete(old)
-        with pytest.raises(SettingsError, match="none of 21 files"):
+        with pytest.raises(SettingsError, match="none of 20 files"):
             await synced(emulator, lake)
         seen = await verified(emulator, lake, VerifyMode(check_only=True, accept_deletions=True))
         assert (seen.deleted, seen.consistent) == (FILES, False)
