@@ -18,7 +18,7 @@ from pipeline.client.protocol import Detail, NotFound
 from pipeline.crawl.details import detail_for_key, max_deletions
 from pipeline.crawl.models import CrawlOptions, RefetchRequest, SharedFileIdError, parse_reference
 from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps
-from pipeline.errors import ScanlakeError, SettingsError, TimeLimitReachedError
+from pipeline.errors import ProtocolError, ScanlakeError, SettingsError, TimeLimitReachedError
 from pipeline.lake.models import VerificationRecord
 from pipeline.lake.part_rows import read_details
 from pipeline.logs import get_logger
@@ -158,7 +158,8 @@ class _Verify:
         self._untimed: list[int] = []
         self._uncompared = 0
         self._new_files: set[int] = set()
-        self._items_without_id = 0
+        self._file_count = self._items_without_id = 0
+        self._moved_back = 0  # files whose update time is earlier in the service than in the lake
 
     async def run(self) -> VerifyResult:
         run = self._run
@@ -192,6 +193,7 @@ class _Verify:
         run = self._run
         files = await run.ledger_thread.call(lambda: list(run.ledger.iter_files()))
         seen_files = SeenFiles(file_id for file_id, _ in files)
+        self._file_count = len(seen_files)
         seconds = sorted(updated_at // SECOND for _, updated_at in files if updated_at is not None)
         windows = split_by_timestamps(ALL_TIME, seconds, _MAX_KNOWN_FILES_PER_WINDOW)
         options = replace(
@@ -237,11 +239,26 @@ class _Verify:
             elif version.updated_at is None:
                 seen_files.mark_untimed(version.file_id)
                 continue
+            else:
+                self._count_moved_back(stored[version.file_id].updated_at or 0, version.updated_at)
             if version.updated_at is not None and version.updated_at >= self._limit_us:
                 kind = self._differences.changed_meanwhile
             else:
                 kind = self._differences.missing if is_new else self._differences.stale
             kind[version.file_id] = version.updated_at
+
+    def _count_moved_back(self, stored_at: int, listed_at: int) -> None:
+        """Raise if too many files are older in the service than in the lake: it is another account, or a backup.
+
+        An update time in the future was wrong when it was stored; that it is older now is a repair.
+        """
+        self._moved_back += listed_at < stored_at <= self._target * SECOND
+        if self._moved_back > max_deletions(self._file_count):
+            raise ProtocolError(
+                f"The service has earlier update times than the lake for more than {self._moved_back - 1:,} files.",
+                hint="Nothing was changed. Check that the token is of the same account; if the service was restored"
+                " from a backup, run `scanlake sync --full`.",
+            )
 
     async def _find_deleted(self, seen_files: SeenFiles, unproven: Sequence[Window]) -> None:
         """Find deleted files: the complete list does not show them, and the service does not find them by id."""

@@ -47,7 +47,7 @@ WRONG_COUNTS: Final = (
 async def test_what_the_list_does_not_show_is_not_equal(lake: Path) -> None:
     """A list that shows a part of the lake's files, or none, is never equal, and removes nothing.
 
-    Files that only their id finds are named.
+    Files that only their id finds are named. Nearly all with earlier update times are those of another account.
     A sync whose list has lost more files than can have been deleted ends with that, and keeps its watermark.
     """
     async with LyingEmulator(FILES, seed=SEED) as emulator:
@@ -65,6 +65,9 @@ async def test_what_the_list_does_not_show_is_not_equal(lake: Path) -> None:
         result = await verified(emulator, lake, DRY)
         assert not result.consistent
         assert len(result.ids["unlisted"]) == result.unlisted > 0
+        emulator.lies = [Lie("list: update times ten years ago")]
+        with pytest.raises(ProtocolError, match=r"earlier update times .* more than 50 files"):
+            await verified(emulator, lake)
         for name in ("an empty list", "a list of one file"):
             emulator.lies = [Lie(f"list: {name}")]
             with pytest.raises(ProtocolError, match=r"the lake 60\."):
