@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec.structs import replace
 
+from pipeline.emulator import Emulator
 from pipeline.errors import ProtocolError, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.maintenance.lake_checks import check_lake
 from pipeline.settings import Settings
+from pipeline.sync.sync import TimeRange
 from pipeline.sync.verify import VerifyMode
 from pipeline.sync.watermark import SETTLE_WITHOUT_DATE_SECONDS
-from schemas.timestamps import SECOND, now_us, to_datetime
+from schemas.timestamps import DAY, SECOND, now_us, to_datetime
 from tests.soaking import sample
 from tests.stateful.lies import Lie, LyingEmulator
 from tests.sync.sync_harness import SEED, asked, check_equal, count_files, opened, synced, tampered, verified
@@ -77,6 +79,23 @@ async def test_what_the_list_does_not_show_is_not_equal(lake: Path) -> None:
     assert before.watermark is not None
     assert after.watermark is not None
     assert after.watermark >= before.watermark
+
+
+async def test_a_restored_backup_is_accepted_by_a_full_sync(lake: Path) -> None:
+    """A service with earlier update times for many files replaces no newer version, until `sync --full` accepts it."""
+    versions = "SELECT file_id, updated_at FROM file_version ORDER BY file_id"
+    async with Emulator(FILES, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        before = asked(lake, versions)
+        emulator.world.touch(emulator.world.keys(), at=min(updated_at for _, updated_at in before) - DAY)
+        for mode in (DRY, VerifyMode()):
+            with pytest.raises(ProtocolError, match=r"earlier update times .* more than 50 files") as refused:
+                await verified(emulator, lake, mode)
+            assert "sync --full" in refused.value.hint
+        assert asked(lake, versions) == before
+        await synced(emulator, lake, TimeRange(full=True))
+        assert (await verified(emulator, lake)).consistent
+        check_equal(lake, emulator)
 
 
 async def test_accepted_deletions_need_files_that_are_deleted(lake: Path) -> None:
