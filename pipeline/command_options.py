@@ -132,13 +132,15 @@ class GlobalOptions(Struct, frozen=True):
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
-def parse_range(since: str | None, until: str | None) -> tuple[int | None, int | None]:
+def parse_range(
+    since: str | None, until: str | None, names: tuple[str, str] = ("--since", "--until")
+) -> tuple[int | None, int | None]:
     """Return the range in seconds, its end exclusive. Raises `SettingsError` if it is empty."""
-    low, high = parse_bound("--since", since), parse_bound("--until", until)
+    low, high = parse_bound(names[0], since), parse_bound(names[1], until)
     if high is not None and until is not None and is_date(until):
         high += DAY
     if low is not None and high is not None and high <= low:
-        raise SettingsError("--until is not after --since.", hint="Use a later --until.")
+        raise SettingsError(f"{names[1]} is not after {names[0]}.", hint=f"Use a later {names[1]}.")
     return (None if low is None else low // SECOND, None if high is None else high // SECOND)
 
 

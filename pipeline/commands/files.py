@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from pipeline.client.client import Client
 from pipeline.client.factory import create_client
 from pipeline.client.protocol import NotFound
-from pipeline.command_options import Excludes, is_date, parse_bound
+from pipeline.command_options import Excludes, is_date, parse_bound, parse_range
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_minute, pluralize
@@ -104,7 +104,11 @@ def run(
     """
     settings = context.settings()
     require_base_url(settings)
+    parse_range(since, until)
+    parse_range(start_date, end_date, ("--start-date", "--end-date"))
     includes = tuple(name for name in INCLUDES if name in (include or ()))
+    if "geocoding" in includes and "uploads" not in includes:
+        raise SettingsError("--include geocoding requires uploads.", hint="Add --include uploads.")
     search: dict[str, Any] = {
         "find": find,
         "closed": closed,
