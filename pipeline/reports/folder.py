@@ -136,7 +136,7 @@ class JobFolder:
         except StorageError as error:
             if not isinstance(error.__cause__, FileExistsError):
                 raise
-            raise self.other_file_error(file.target.name) from None
+            raise self._other_file_error(file.target.name) from None
 
     def _rename(self, file: TempFile, rename: Callable[[Path, Path], object]) -> None:
         with translate_os_errors(file.target):
@@ -145,8 +145,23 @@ class JobFolder:
             rename(file.path, file.target)
             fsync_dir(self.path)
 
-    def other_file_error(self, name: str) -> StorageError:
-        """Return the error about a file that the job has not written, or that was changed since."""
+    def keep_damaged(self, name: str) -> str | None:
+        """Rename a damaged PDF and return its new name; None if the PDF does not exist.
+
+        The file may hold someone's annotations, so it is kept. Nothing is overwritten.
+        """
+        names = _names(self.path)
+        if name not in names:
+            return None
+        kept_name, number = f"{name}.damaged", 2
+        while kept_name in names:
+            kept_name, number = f"{name}.damaged-{number}", number + 1
+        with translate_os_errors(self.path / name):
+            (self.path / name).rename(self.path / kept_name)
+            fsync_dir(self.path)
+        return kept_name
+
+    def _other_file_error(self, name: str) -> StorageError:
         return StorageError(
             f"{name} exists and is not a file of this job; it is not overwritten.",
             hint=f"Move it out of {self.path}, then run the same command again.",
@@ -157,7 +172,7 @@ class JobFolder:
         for name in names:
             path = self.path / name
             if path.is_symlink() or (name not in self._record.files and path.exists()):
-                raise self.other_file_error(name)
+                raise self._other_file_error(name)
 
     def remove_pdf(self, name: str, sha256: str | None) -> None:
         """Remove a PDF that does not count. Another file with its name stays."""

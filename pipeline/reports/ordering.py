@@ -72,6 +72,7 @@ class ReportRunState(Struct):
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OUTSTANDING_REPORTS))
     batches: dict[int, ReportBatch] = field(default_factory=dict)
     last_orders: dict[int, ReportOrderRecord] = field(default_factory=dict)  # by batch
+    saved_names: set[str] = field(default_factory=set)  # PDFs that the job saved: a file with such a name is the job's
     orders: int = 0
     polls: int = 0
     _states: Counter[OrderState] = field(default_factory=Counter)  # of the last orders: a job can have many batches
@@ -110,6 +111,7 @@ class ReportRunState(Struct):
         """Remember the orders of earlier runs: the last one of each batch, whose orders are sorted by attempt."""
         self.last_orders = {order.batch: order for order in orders}
         self._states = Counter(order.state for order in self.last_orders.values())
+        self.saved_names = {order.pdf for order in orders if order.pdf is not None and order.saved_at is not None}
 
     async def update(self, order: ReportOrderRecord, **changes: Any) -> ReportOrderRecord:
         """Record changes of an order in the ledger."""
@@ -338,6 +340,8 @@ class BatchOrderer:
     async def _save(self, order: ReportOrderRecord, name: str, file: TempFile, report: DownloadedReport) -> None:
         """Give the PDF its name. One with the bytes that were certified before needs no further proof."""
         state = self._state
+        if name in state.saved_names and (new := await asyncio.to_thread(state.folder.keep_damaged, name)):
+            _log.warning("report.replaced", pdf=name, kept_as=new, hint="delete the old file if it is not needed")
         is_certified = order.delivered_at is not None and order.sha256 == report.sha256
         order = await state.update(
             order,
@@ -349,6 +353,7 @@ class BatchOrderer:
             delivered_at=order.delivered_at if is_certified else None,
         )
         await asyncio.to_thread(state.folder.commit, file)
+        state.saved_names.add(name)
         await self._record_saved(order)
         _log.debug("report.saved", pdf=name, files=order.files, bytes=report.bytes)
 
@@ -361,16 +366,14 @@ class BatchOrderer:
         )
 
     async def is_on_disk(self, order: ReportOrderRecord) -> bool:
-        """Return whether the folder has the PDF of the ledger. Raises `StorageError` for another file in its place."""
+        """Return whether the folder has the PDF with the size and hash of the ledger."""
         if order.state not in _ON_DISK or order.pdf is None:
             return False
         digest = await asyncio.to_thread(self._state.folder.digest, order.pdf)
-        if digest is None:
+        if digest is None or (digest.bytes, digest.sha256) != (order.bytes, order.sha256):
             if order.state is OrderState.DELIVERED:
-                _log.warning("report.missing", pdf=order.pdf, hint="it is downloaded again")
+                _log.warning("report.missing", pdf=order.pdf, hint="deleted or changed; it is downloaded again")
             return False
-        if (digest.bytes, digest.sha256) != (order.bytes, order.sha256):
-            raise self._state.folder.other_file_error(order.pdf)
         if order.state is OrderState.SAVING:
             await self._record_saved(order)
         return True

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from pipeline.errors import ScanlakeError, StorageError
+from pipeline.errors import ScanlakeError
 from tests.reports.report_harness import (
     FILES,
     ONE_HOUR_AGO,
@@ -112,19 +112,22 @@ async def test_a_stop_on_request_loses_no_response(scene: Scene) -> None:
 
 @pytest.mark.virtual_time
 async def test_what_is_on_disk_is_not_ordered_again(scene: Scene) -> None:
-    """Missing PDFs are downloaded. One that was changed stops the run and stays, until it is moved away."""
+    """Missing and changed PDFs are downloaded, and a changed one is kept."""
     emulator, damaged = scene.emulator, scene.out / "report-0001.pdf"
     await scene.run()
-    edit_file(damaged, lambda whole: whole + b"x")
-    with pytest.raises(StorageError, match=r"report-0001\.pdf exists and is not a file of this job"):
-        await scene.run()
-    assert damaged.read_bytes().endswith(b"x")
-    damaged.unlink()
-    (scene.out / "report-0002.pdf").unlink()
-    emulator.reset()
-    result = await scene.run()
-    assert (emulator.counts["report"], emulator.counts["download"]) == (0, 2)
-    assert len(check_folder(scene.out)) == FILES
+    whole = damaged.read_bytes()
+    for number in (1, 2):
+        damaged.chmod(0o644)
+        damaged.write_bytes(whole + b"x" * number)
+        (scene.out / "report-0002.pdf").unlink()
+        emulator.reset()
+        result = await scene.run()
+        assert (emulator.counts["report"], emulator.counts["download"]) == (0, 2)
+        assert damaged.read_bytes() == whole
+        assert len(check_folder(scene.out)) == FILES
+    kept = sorted(path.name for path in scene.out.glob("*.damaged*"))
+    assert kept == ["report-0001.pdf.damaged", "report-0001.pdf.damaged-2"]
+    assert [(scene.out / name).read_bytes() for name in kept] == [whole + b"x", whole + b"xx"]
     assert len(result.manifest.orders) == 3
 
     change_orders(scene.lake, "state = 'saving', delivered_at = NULL")  # a kill between rename and record
@@ -134,12 +137,14 @@ async def test_what_is_on_disk_is_not_ordered_again(scene: Scene) -> None:
     assert emulator.counts["list"], "a PDF that may not be certified was not confirmed"
     assert [order.state for order in result.manifest.orders] == ["delivered"] * 3
 
-    damaged.unlink()
+    edit_file(damaged, lambda _: b"x")
     emulator.reports.by_secret.clear()  # the service has deleted the reports
     change_orders(scene.lake, ONE_HOUR_AGO)
     result = await scene.run(timeout_seconds=0.0)
     assert len(result.manifest.failed) == 10
+    assert damaged.read_bytes() == b"x"
     await scene.deliver()
+    assert (scene.out / "report-0001.pdf.damaged-3").read_bytes() == b"x"
 
 
 @pytest.mark.virtual_time
