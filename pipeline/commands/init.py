@@ -79,6 +79,8 @@ def run(
     base_url = None if base_url is None else validate_address(base_url)
     token, token_file, is_new = _find_token(context, config)
     for path in (config, token_file if is_new else None):
+        if path is not None:
+            _refuse_impossible(path)
         if path is not None and path.exists() and not force:
             option = "" if path == config else f", or use it with --set token_file={path}"
             raise SettingsError(f"{path} exists already.", hint=f"Overwrite it with --force{option}.")
@@ -204,6 +206,15 @@ def _relative_to(config: Path, path: Path) -> str:
     """Return the path relative to the settings file if it is below its folder, otherwise the absolute path."""
     folder, absolute = Path(os.path.abspath(config.parent)), Path(os.path.abspath(path))  # noqa: PTH100 - keeps links
     return str(absolute.relative_to(folder)) if absolute.is_relative_to(folder) else str(absolute)
+
+
+def _refuse_impossible(path: Path) -> None:
+    """Raise `SettingsError` if no file can have the path, before anything is asked."""
+    if path.is_dir():
+        raise SettingsError(f"{path}: Is a directory.", hint="Give the path of a file.")
+    folder = next(parent for parent in path.parents if os.path.lexists(parent))
+    if not folder.is_dir():
+        raise SettingsError(f"{folder}: not a folder.", hint="Give the path of a file in a folder.")
 
 
 def _write_new_file(target: Path, text: str, *, mode: int, force: bool) -> None:

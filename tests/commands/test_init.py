@@ -131,6 +131,24 @@ def test_nothing_is_overwritten_unless_forced(tmp_path: Path, canary: str, main:
     assert (away.code, away.err.partition(" Free")[0]) == (7, "scanlake: /proc/none/a: No such file or directory.")
 
 
+@pytest.mark.parametrize("option", ["--config={}", "--set=token_file={}"])
+def test_a_path_that_no_file_can_have_is_named_before_the_questions(
+    option: str, tmp_path: Path, main: Scanlake
+) -> None:
+    """A file where a folder must be, or a folder where a file must be, is named as such, with --force too."""
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    for path, says in (
+        ("file/x", "file: not a folder. "),
+        ("file/far/x", "file: not a folder. "),
+        ("folder", "folder: Is a directory. "),
+    ):
+        for force in ((), ("--force",)):
+            refused = main("init", *force, option.format(path))
+            assert (refused.code, says in refused.err, "--force" in refused.err) == (2, True, False), refused
+    assert names(tmp_path) == ["file", "folder"]
+
+
 def test_a_file_that_appears_during_the_questions_stays(
     tmp_path: Path, canary: str, main: Scanlake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
