@@ -278,7 +278,7 @@ def _wrap_command(module: Any, *, for_completion: bool) -> Callable[..., ExitCod
         call = partial(run, context) if takes_context else run
         if takes_all and options.pop(ALL_SOURCES_PARAMETER.name):
             run_for_all = _import_module("pipeline.sources").run_for_all_sources
-            call, options = partial(run_for_all, context, click_context.meta[_ARGV]), {}
+            call, options = partial(run_for_all, context, click_context.info_name, click_context.meta[_ARGV]), {}
         replace_handlers(interrupt_command, end_process)  # all is imported
         try:
             return ExitCode(call(**options))

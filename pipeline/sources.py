@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pipeline.context import CommandContext
 
-_MAX_PROCESSES: Final = os.cpu_count() or 1
+_NEED_TOKEN: Final = frozenset({"check", "sync", "verify"})
 
 
 class AllSourcesResult(Struct, frozen=True):
@@ -33,8 +33,8 @@ class AllSourcesResult(Struct, frozen=True):
     sources: Mapping[str, Mapping[str, Any]]
 
 
-def run_for_all_sources(context: CommandContext, argv: Sequence[str]) -> ExitCode:
-    """Run a command line once for every source instead of for --all, and print what each process has printed.
+def run_for_all_sources(context: CommandContext, command: str, argv: Sequence[str]) -> ExitCode:
+    """Run the line `argv` of a command once for every source, and print what each process has printed.
 
     Forwards SIGTERM and Ctrl-C to the processes and waits for them. Returns the most severe exit code.
     Raises `SettingsError` if the settings file has no sources.
@@ -44,29 +44,34 @@ def run_for_all_sources(context: CommandContext, argv: Sequence[str]) -> ExitCod
     killed = ChildResult(ExitCode.INTERRUPTED, b"", "", 0.0)  # also of a source that was not started
     results = dict.fromkeys(load_all_sources(context.config), killed)
     with suppress(RunInterrupted):  # every result has its own exit code
-        run_async(_run_all(words, results, as_json=context.log_json))
+        run_async(_run_all(command, words, results, as_json=context.log_json))
     codes = {source: ExitCode.INTERRUPTED if end.code < 0 else end.code for source, end in results.items()}
     outputs = {
         source: {"ok": not code, "exit_code": int(code), **results[source].output} for source, code in codes.items()
     }
     text = "".join(
-        f"{source}: exit code {code}\n{textwrap.indent(results[source].text.decode(), '  ')}"
+        f"{source}: exit code {code}\n{textwrap.indent(results[source].text.decode(errors='replace'), '  ')}"
         for source, code in codes.items()
     )
     everything = AllSourcesResult(outputs)
     return replace(context, result_type=AllSourcesResult).print_result(everything, text, most_severe(codes.values()))
 
 
-def environment_of_source(source: str) -> dict[str, str]:
-    """Return the environment of a process of one source: its own token and no other."""
-    environment = environment_without_tokens(token_variable(source))
+def count_usable_cores() -> int:
+    """Return the number of cores that this process may use: a container or taskset can leave it fewer."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def environment_of_source(source: str, command: str) -> dict[str, str]:
+    """Return the environment of a process of one source: its own token, if the command needs one, and no other."""
+    environment = environment_without_tokens(*([token_variable(source)] if command in _NEED_TOKEN else []))
     environment.pop("SCANLAKE_SOURCE", None)
     return environment
 
 
-async def _run_all(words: Sequence[str], results: dict[str, ChildResult], *, as_json: bool) -> None:
+async def _run_all(command: str, words: Sequence[str], results: dict[str, ChildResult], *, as_json: bool) -> None:
     """Put the result of each source into `results`."""
-    slots = asyncio.Semaphore(_MAX_PROCESSES)
+    slots = asyncio.Semaphore(count_usable_cores())
 
     async def run_one(source: str) -> None:
         async with slots:
@@ -74,7 +79,7 @@ async def _run_all(words: Sequence[str], results: dict[str, ChildResult], *, as_
                 [*words, "--source", source],
                 on_line=partial(_forward_line, source, as_json=as_json),
                 on_end=partial(results.__setitem__, source),
-                variables=environment_of_source(source),
+                variables=environment_of_source(source, command),
             )
 
     async with asyncio.TaskGroup() as group:

@@ -90,8 +90,9 @@ async def test_a_child_has_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     worker.close()
     assert [CANARY.encode() in environment for environment in environments] == [False, False]
     assert all(b"SCANLAKE_TOKEN_FILE=token" in environment for environment in environments)
-    environment = environment_of_source("north")
-    assert {name for name in environment if CANARY in environment[name]} == {"SCANLAKE_TOKEN_NORTH"}
+    for command, expected in (("sync", {"SCANLAKE_TOKEN_NORTH"}), ("status", set())):
+        environment = environment_of_source("north", command)
+        assert {name for name in environment if CANARY in environment[name]} == expected
 
 
 def test_maintenance_that_meets_another_run_is_deferred(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import time
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 import duckdb
 import pytest
 
+from pipeline import sources as sources_module
+from pipeline.child_commands import ChildResult
 from pipeline.config import load, load_all_sources, load_layers, source_names
 from pipeline.emulator import Emulator
 from pipeline.emulator.options import Faults, ImageOptions
@@ -23,6 +26,8 @@ from tests.rows import every
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.processes import Answer, Scanlake
 
 TWO = """
@@ -188,6 +193,21 @@ async def test_sigterm_is_passed_on_and_waited_for(tmp_path: Path) -> None:
         with duckdb.connect(str(tmp_path / "lake" / lake / "catalog.duckdb"), read_only=True) as db:
             assert db.sql("SELECT state FROM meta.runs").fetchall() == [("interrupted",)]
             assert db.sql("SELECT count(*) > 0 FROM files").fetchall() == [(True,)]
+
+
+def test_a_killed_source_is_told(monkeypatch: pytest.MonkeyPatch, main: Scanlake) -> None:
+    """What a process printed before it was killed is shown, also if that ends within a character."""
+    write(TWO)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    assert sources_module.count_usable_cores() == 3
+
+    async def run_command(argv: list[str], *, on_end: Callable[[ChildResult], None], **_: object) -> None:
+        on_end(ChildResult(-9, f"of {argv[-1]}: \u00e9".encode()[:-1], "", 0.1))
+
+    monkeypatch.setattr(sources_module, "run_command", run_command)
+    told = main("status", "--all")
+    assert told.code == 130
+    assert told.out == "north: exit code 130\n  of north: \ufffdsouth: exit code 130\n  of south: \ufffd"
 
 
 async def test_syncs_of_all_sources(tmp_path: Path) -> None:
