@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import textwrap
 from contextlib import suppress
 from functools import partial
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from pipeline.context import CommandContext
 
+_COMMAND_IN_HINT: Final = re.compile(r"`scanlake (?!init\b)[a-z]+(?=[` ])(?! --source)")
 _NEED_TOKEN: Final = frozenset({"check", "sync", "verify"})
 
 
@@ -46,12 +48,13 @@ def run_for_all_sources(context: CommandContext, command: str, argv: Sequence[st
     with suppress(RunInterrupted):  # every result has its own exit code
         run_async(_run_all(command, words, results, as_json=context.log_json))
     codes = {source: ExitCode.INTERRUPTED if end.code < 0 else end.code for source, end in results.items()}
+    texts = {source: _name_source(end.text.decode(errors="replace"), source) for source, end in results.items()}
     outputs = {
-        source: {"ok": not code, "exit_code": int(code), **results[source].output} for source, code in codes.items()
+        source: {"ok": not code, "exit_code": int(code), **parse_json_object(texts[source])}
+        for source, code in codes.items()
     }
     text = "".join(
-        f"{source}: exit code {code}\n{textwrap.indent(results[source].text.decode(errors='replace'), '  ')}"
-        for source, code in codes.items()
+        f"{source}: exit code {code}\n{textwrap.indent(texts[source], '  ')}" for source, code in codes.items()
     )
     everything = AllSourcesResult(outputs)
     return replace(context, result_type=AllSourcesResult).print_result(everything, text, most_severe(codes.values()))
@@ -87,8 +90,14 @@ async def _run_all(command: str, words: Sequence[str], results: dict[str, ChildR
             group.create_task(run_one(source))
 
 
+def _name_source(text: str, source: str) -> str:
+    """Return the text with the source in the commands of its hints, which need it beside several others."""
+    return _COMMAND_IN_HINT.sub(rf"\g<0> --source {source}", text)
+
+
 def _forward_line(source: str, line: str, *, as_json: bool) -> None:
     """Write a line of a source's log with its name."""
+    line = _name_source(line, source)
     if as_json:
         event = parse_json_object(line) or {"event": "source.stderr", "level": "warning", "message": line}
         write_line(json.dumps({"source": source, **event}))

@@ -224,7 +224,9 @@ async def test_syncs_of_all_sources(tmp_path: Path) -> None:
         status = await ask("status --all")
         assert (status.code, status.out) == (2, "s0: exit code 2\ns1: exit code 2\n")
         for name in ("s0", "s1"):
-            assert f"{name}: scanlake: No lake at {tmp_path}/lake/{name}. Run `scanlake sync` first" in status.err
+            told = f"No lake at {tmp_path}/lake/{name}. Run `scanlake sync --source {name}` first, or correct --lake."
+            assert f"{name}: scanlake: {told}\n" in status.err
+            assert told.endswith((await ask("status --all --json")).json["sources"][name]["hint"])
         mixed = await ask("sync --all", SCANLAKE_TOKEN_S0="another-token", SCANLAKE_TOKEN_S1="two words")
         assert (mixed.code, mixed.out) == (3, "s0: exit code 3\ns1: exit code 2\n")
         assert "s1: scanlake: SCANLAKE_TOKEN_S1 holds white space." in mixed.err
@@ -244,6 +246,7 @@ async def test_syncs_of_all_sources(tmp_path: Path) -> None:
     assert shown.startswith("s0: exit code 0\n  Source s0: 40 files of ")
     assert "\ns1: exit code 1\n  Source s1: 20 files of " in shown
     assert shown.count("  Failing: the last run failed: ") == 1
+    assert "Never verified; `scanlake verify --source s0` detects deletions." in shown
     assert (failing.code, failing.json["sources"].keys()) == (1, {"s0", "s1"})
     assert [failing.json["sources"][name]["ok"] for name in ("s0", "s1")] == [True, False]
     assert failing.json["sources"]["s1"]["failures"]["count"] == 1
