@@ -266,7 +266,7 @@ def _summary_lines(status: LakeStatus) -> list[str]:
     if status.publish is not None:
         lines.append(str(status.publish))
     if fresh.watermark is None or fresh.age_seconds is None:
-        lines.append("No watermark yet: the first sync has not finished.")
+        lines.append("No watermark yet: the sync that lists all files has not finished.")
     else:
         age = format_age(fresh.age_seconds)
         lines.append(f"Everything updated before {format_instant(fresh.watermark)} is in the lake ({age}).")

@@ -143,7 +143,7 @@ def warn_if_incomplete(connection: duckdb.DuckDBPyConnection) -> None:
     with suppress(duckdb.Error, LakeCorruptedError):
         for row in fetch_dicts(connection, f"FROM {FRESHNESS_VIEW}"):
             if row["watermark"] is None:
-                lacks = "is incomplete: the first sync has not finished."
+                lacks = "is incomplete: the sync that lists all files has not finished."
             elif not row["complete"]:
                 lacks = "was published during a run: some of the newest changes are missing."
             else:

@@ -173,7 +173,7 @@ def describe_snapshot(lake: duckdb.DuckDBPyConnection) -> str:
     """Return which snapshot a page shows."""
     fresh = fetch_dicts(lake, "SELECT snapshot, complete, watermark FROM meta.freshness")[0]
     if fresh["watermark"] is None:
-        return f"Snapshot {fresh['snapshot']} is incomplete: the first sync has not finished."
+        return f"Snapshot {fresh['snapshot']} is incomplete: the sync that lists all files has not finished."
     text = f"Snapshot {fresh['snapshot']} has everything updated before {format_instant(fresh['watermark'])}"
     return f"{text}." if fresh["complete"] else f"{text}, and a part of what a run has fetched since."
 

@@ -220,6 +220,6 @@ def run_sql_page(lake: duckdb.DuckDBPyConnection, query: str) -> BrowsePage:
 def _read(lake: duckdb.DuckDBPyConnection, query: str) -> QueryRows:
     """Return the first rows. Raises `SettingsError` for a wrong query, and for one that is too long for an address."""
     if len(query) > _MAX_QUERY_CHARS:
-        hint = "Use `scanlake query --file` for longer ones."
+        hint = "Use `scanlake query - < FILE` for longer ones."
         raise SettingsError(f"The query has more than {_MAX_QUERY_CHARS:,} characters.", hint=hint)
     return read_query(lake, query, MAX_ROWS)

@@ -174,7 +174,10 @@ def test_a_session_that_writes_is_waited_for(scanlake: Scanlake, lake: Path) -> 
 def test_a_query_on_an_incomplete_lake_says_so(main: Scanlake, lake: Path) -> None:
     """Before the first sync has finished, and on a snapshot from within a run, a query warns on stderr, else not."""
     assert main("query", "SELECT 1").err == ""
-    for change, said in (("watermark = NULL", "is incomplete: the first sync"), ("complete = false", "during a run")):
+    for change, said in (
+        ("watermark = NULL", "is incomplete: the sync that lists all files"),
+        ("complete = false", "during a run"),
+    ):
         whole = (lake / "catalog.duckdb").read_bytes()
         with duckdb.connect(str(lake / "catalog.duckdb")) as db:
             db.execute(f"UPDATE meta.freshness SET {change}")

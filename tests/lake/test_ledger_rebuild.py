@@ -70,6 +70,7 @@ def test_a_lost_ledger_comes_back_as_it_was(history: History, tmp_path: Path) ->
     assert snapshots[-1][0] == numbers[-1] + 1
     assert int(asked(lake, NEXT_SEQ)[0][0]) >= int(seq)
     assert differing_rows(history.old.lake, lake) == []
+    assert "No watermark yet: the sync that lists all files has not finished." in told(lake, "status")
     assert "cannot be restored" not in told(lake, "rollback", str(numbers[-1]), "--yes")
 
 

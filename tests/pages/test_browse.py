@@ -60,7 +60,7 @@ def test_an_incomplete_snapshot_is_called_so(tmp_path: Path) -> None:
         commit(held, {1: 1})
         held.publish("", at=AT, complete=False, watermark=None)
     with duckdb.connect(str(tmp_path / "lake" / "catalog.duckdb"), read_only=True) as lake:
-        assert describe_snapshot(lake) == "Snapshot 1 is incomplete: the first sync has not finished."
+        assert describe_snapshot(lake) == "Snapshot 1 is incomplete: the sync that lists all files has not finished."
 
 
 def test_tables_are_listed_with_their_rows(visitor: Visitor, populated_lake: PopulatedLake) -> None:
@@ -212,6 +212,7 @@ def test_the_values_of_a_column_are_counted(visitor: Visitor, populated_lake: Po
         ("/browse/x", 404, "No such page."),
         ("/browse/%00%ff/..", 404, "No such page."),
         ("/browse/sql?sql=" + "x" * 4_001, 400, "more than 4,000 characters"),
+        ("/browse/sql?sql=" + "x" * 4_001, 400, "Use `scanlake query - &lt; FILE` for longer ones."),
     ],
 )
 def test_a_wrong_address_is_one_line(visitor: Visitor, path: str, status: int, says: str) -> None:
