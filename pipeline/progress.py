@@ -57,8 +57,8 @@ class CrawlProgress(Struct, frozen=True):
 
     @property
     def done(self) -> int:
-        """Files that need no further work."""
-        return self.files_stored + self.skipped + self.relisted + self.deleted + self.rejects
+        """Files that need no further work, each once."""
+        return self.files_stored + self.skipped + self.deleted + self.rejects
 
     def status_lines(self) -> tuple[Sequence[str], ...]:
         """Return three lines of phrases, the most important first."""

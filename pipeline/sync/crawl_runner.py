@@ -71,7 +71,8 @@ class CrawlRunner:
         if (progress := self._last_progress) is None:
             return None
         done, eta_seconds = progress.done, progress.eta_seconds
-        return RunProgress(run_id=self._run_id, at=now_us(), done=done, total=self._total, eta_seconds=eta_seconds)
+        total = self._count_all()
+        return RunProgress(run_id=self._run_id, at=now_us(), done=done, total=total, eta_seconds=eta_seconds)
 
     async def run(
         self,
@@ -117,6 +118,11 @@ class CrawlRunner:
         has_all = bool(windows) and windows[0].start is None and windows[-1].end is None
         return self.files_in_service if has_all else None
 
+    def _count_all(self) -> int | None:
+        """Return how many files the crawl has to look at, those included that an earlier part of a sync has stored."""
+        seen_before = self.stats.skipped if self.files_before is not None else 0
+        return None if self._total is None else self._total + seen_before
+
     async def _report_progress(self) -> None:
         while True:
             self._update_progress()
@@ -125,7 +131,7 @@ class CrawlRunner:
     def _update_progress(self) -> None:
         """Measure and show counts, rate, and what limits the rate."""
         stats, limiter, counts = self.stats, self._client.rate_limiter.state, self._client.stats
-        done = stats.files_stored + stats.skipped + stats.relisted + stats.deleted + stats.rejects
+        done, total = stats.files_stored + stats.skipped + stats.deleted + stats.rejects, self._count_all()
         rate = self._rate.update(done)
         is_busy = self._processor.update(_read_processor_ns()) > _MAX_PROCESSOR_SHARE * 1e9
         self._last_progress = CrawlProgress(
@@ -137,7 +143,7 @@ class CrawlRunner:
             rejects=stats.rejects,
             files_per_second=rate,
             limited_by="processor" if is_busy else limiter.limited_by,
-            eta_seconds=max(self._total - done, 0) / rate if self._total is not None and rate else None,
+            eta_seconds=max(total - done, 0) / rate if total is not None and rate else None,
             windows=stats.windows,
             windows_known=stats.windows_total,
             retries=counts.retries,
@@ -146,7 +152,7 @@ class CrawlRunner:
             concurrency=limiter.concurrency,
             paused_seconds=limiter.pause_remaining_seconds,
         )
-        self._progress.update(self._last_progress, self._total)
+        self._progress.update(self._last_progress, total)
 
 
 def _read_processor_ns() -> int:
