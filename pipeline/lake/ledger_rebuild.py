@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct, field
 from msgspec.structs import asdict, astuple, replace
 
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 _BATCH_ROWS: Final = 1_000
 _LOST_RECORDS: Final = (
     "what only the ledger had is lost: the records of runs, verifications, rejects, reports, shares and purges, and"
-    " images and targets that the catalog does not list (`scanlake images` fetches such images again)"
+    " images and targets that the catalog does not list (`scanlake images` fetches them again)"
 )
 _log = get_logger()
 
@@ -219,7 +218,8 @@ def _write_lost_definitions(layout: LakeLayout, ledger: Ledger, definitions: dic
             except (OSError, pa.ArrowException) as error:
                 _log.warning("part.read_failed", part=path.name, error=first_line(error))
                 continue
-            rows = rows.filter(pc.invert(pc.is_in(rows["_definition_hash"], pa.array(sorted(written), pa.string()))))
+            is_lost = [name not in written for name in rows["_definition_hash"].to_pylist()]
+            rows = rows.filter(pa.array(is_lost, pa.bool_()))
             buffer.add({table.name: rows})
             of_part = dict(zip(rows["_definition_hash"].to_pylist(), rows[COMMIT_SEQ_COLUMN].to_pylist(), strict=True))
             lost |= of_part
