@@ -170,7 +170,7 @@ class StoreFileIO(FileIO):
 
     def find_object(self, location: str) -> tuple[ObjectStore, str]:
         """Return the store of a location, and the path in it."""
-        for base_url, store in self._stores.items():
+        for base_url, store in list(self._stores.items()):  # threads add to it
             if location.startswith(f"{base_url}/"):
                 return store, location[len(base_url) + 1 :]
         parts = urlsplit(location)

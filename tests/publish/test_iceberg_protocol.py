@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -126,6 +128,20 @@ def check_stop(
     assert all(f"sync-{second}" in table.metadata.refs for table in load_tables(catalog).values())
     assert list_differences(lake, second, reader(catalog)) == []
     assert list_differences(lake, first, reader(catalog, f"sync-{first}")) == []
+
+
+def test_threads_open_stores_side_by_side(tmp_path: Path) -> None:
+    """Tables that are published side by side open the stores of their files, each by its location, without an error."""
+    files = StoreFileIO()
+    locations = [f"file://{tmp_path}/{number}/file.avro" for number in range(2_000)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            found = set(pool.map(lambda location: files.find_object(location)[1], locations))
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == {"file.avro"}
 
 
 @pytest.mark.parametrize("kind", ["none", "sql", "table by table", pytest.param("glue", marks=pytest.mark.soak)])
