@@ -5,15 +5,16 @@ Rows of superseded versions stay in the parts until a compaction. They are filte
 
 from __future__ import annotations
 
-import json
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
+from pipeline.errors import LakeCorruptedError
 from pipeline.lake.meta_tables import META_TABLES
-from pipeline.lake.models import KEPT_PROPERTIES, Part, SnapshotRecord
+from pipeline.lake.models import KEPT_PROPERTIES, LakeProperties, Part, SnapshotRecord
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.sql import sql_identifier, sql_read_parquet
 from pipeline.version import __version__
@@ -88,9 +89,18 @@ def read_spec(db: duckdb.DuckDBPyConnection) -> CatalogSpec:
 
 
 def read_kept_properties(db: duckdb.DuckDBPyConnection) -> dict[str, str]:
-    """Return the JSON of the lake's properties that an open catalog has, by name. Raises `duckdb.Error`."""
+    """Return the JSON of the lake's properties that an open catalog has, by name.
+
+    Raises `duckdb.Error`, and `LakeCorruptedError` for what scanlake has not written.
+    """
     ((text,),) = db.execute("SELECT properties FROM meta._freshness").fetchall()
-    return {name: value for name, value in json.loads(text).items() if name in KEPT_PROPERTIES}
+    try:
+        stored = msgspec.json.decode(text or "", type=dict[str, str])
+    except (msgspec.DecodeError, UnicodeError):
+        raise LakeCorruptedError("The catalog has properties that scanlake has not written.") from None
+    properties = {name: value for name, value in stored.items() if name in KEPT_PROPERTIES}
+    LakeProperties.from_rows(properties)
+    return properties
 
 
 def read_parts(db: duckdb.DuckDBPyConnection) -> list[Part]:

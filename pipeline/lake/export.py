@@ -41,7 +41,7 @@ _PLAIN_TYPE: Final = re.compile(
 )
 """Types whose text is a number or a date to a spreadsheet. An INTERVAL such as -1 day is a formula to it."""
 _CSV_TYPES: Final = frozenset({"BIGINT", "INTEGER", "SMALLINT", "TINYINT", "BOOLEAN", "DOUBLE", "VARCHAR", "DATE"})
-"""Types that Arrow writes. Its instants have six decimals, Excel's three (optimalxl.com/supported_date_formats)."""
+"""Types that Arrow writes. Its instants have six decimals; Excel reads three."""
 
 
 def select_tables(db: duckdb.DuckDBPyConnection, names: Sequence[str]) -> tuple[str, ...]:

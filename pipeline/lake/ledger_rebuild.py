@@ -269,7 +269,7 @@ def _skip_damaged_catalog(path: Path) -> Iterator[None]:
     """End the block at damage. Raise an error that shows none, such as a missing permission."""
     try:
         yield
-    except (duckdb.Error, IndexError) as error:
+    except (duckdb.Error, IndexError, ValueError, LakeCorruptedError) as error:  # damage in a text is a ValueError
         failure = classify_read_error(error) if isinstance(error, duckdb.Error) and path.exists() else None
         if isinstance(error, duckdb.OutOfMemoryException) or isinstance(failure, StorageError | LakeLockedError):
             raise failure or error from error

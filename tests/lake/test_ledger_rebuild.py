@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Final
 from unittest.mock import patch
 
@@ -26,8 +28,6 @@ from tests.rows import every
 from tests.sync.sync_harness import asked, check_equal, opened, synced, verified
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.lake.history import History
 
 
@@ -99,6 +99,19 @@ def test_a_part_with_a_damaged_end_is_named(lake: Path) -> None:
     assert f"documents/{part.name}" in told(lake, "repair", code=4)
     with opened(lake) as db:
         assert db.execute("SELECT complete FROM meta.freshness").fetchall() == [(False,)]
+
+
+@every("text", [None, "", "{", '{"lake_id": 7}', '{"lake_id": "7"}', '{"published_targets": "[1]"}'])
+def test_properties_of_others_are_left_out(text: str | None, two_files: Path, tmp_path: Path) -> None:
+    """A snapshot whose properties scanlake has not written costs these alone: the ledger is rebuilt."""
+    lake = copy_lake(two_files, Path(mkdtemp(dir=tmp_path), "lake"))
+    for path in (lake / "snapshots").iterdir():
+        path.chmod(0o644)
+        with duckdb.connect(path) as db:
+            db.execute("UPDATE meta._freshness SET properties = ?", [text])
+    (lake / "ledger.sqlite").unlink()
+    told(lake, "repair")
+    assert asked(lake, "SELECT count(*) FROM file_version") == [(2,)]
 
 
 async def test_what_was_committed_after_the_last_publish_is_kept(history: History, tmp_path: Path) -> None:
