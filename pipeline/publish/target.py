@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct, field
 
 from pipeline.errors import LakeCorruptedError, PublishError, SettingsError
+from pipeline.lake.catalog_sql import read_spec
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import IMAGES
 from pipeline.logs import get_logger
@@ -291,22 +292,21 @@ def _is_own(store: ObjectStore, ledger: Ledger, item: StoredObject) -> bool:
     return store.hash(item.path).startswith(match[match.lastindex or 0].replace("/", ""))
 
 
-def _read_shown_snapshot(store: ObjectStore, path: str) -> tuple[int, str] | None:
+def _read_shown_snapshot(store: ObjectStore, path: str) -> tuple[int, str | None] | None:
     with tempfile.TemporaryDirectory(prefix="scanlake-") as folder:
         file = Path(folder, "catalog.duckdb")
         store.download(path, file)
         return read_shown_snapshot(file)
 
 
-def read_shown_snapshot(catalog: Path) -> tuple[int, str] | None:
+def read_shown_snapshot(catalog: Path) -> tuple[int, str | None] | None:
     """Return the number and the run of the snapshot that a catalog shows; None if it is no catalog of scanlake."""
-    sql = "SELECT snapshot, run_id FROM meta.snapshots WHERE snapshot = (SELECT snapshot FROM meta._freshness)"
     try:
         with read_database(catalog) as db:
-            rows = db.execute(sql).fetchall()
-    except (duckdb.Error, UnicodeDecodeError):  # damage in a text is the second
+            snapshot = read_spec(db).snapshot
+    except (duckdb.Error, IndexError, UnicodeDecodeError):  # damage in a text is the last
         return None
-    return (rows[0][0], rows[0][1]) if rows else None
+    return snapshot.snapshot, snapshot.run_id
 
 
 # Sweeps
