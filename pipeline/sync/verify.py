@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pipeline.sync.run import RunSession
     from pipeline.sync.sync import SyncSummary
 
+_DATE_ERROR: Final = 2 * SECOND  # of a time that a `Date` gives
 _log = get_logger()
 _MAX_KNOWN_FILES_PER_WINDOW: Final = MAX_LIMIT * 9 // 10
 """Stored files per window. The rest of a page is room for files that the lake does not have."""
@@ -377,6 +378,12 @@ class _Verify:
 
     # End; on the ledger's thread
 
+    def _choose_time(self) -> int:
+        """Return the time of this verification. A `Date` has whole seconds: it can seem earlier than the last."""
+        now, last = self._run.client.clock.now_or_local(), self._run.ledger.last_verification()
+        earliest = 0 if last is None else last.verified_at + 1
+        return earliest if now < earliest <= now + _DATE_ERROR else now
+
     def _finish(self, files_in_service: int, unproven_windows: int) -> VerifyResult:
         run, differences = self._run, self._differences
         if self._mode.check_only:
@@ -388,7 +395,7 @@ class _Verify:
         is_consistent = is_consistent and not differences.unlisted and not rejects and not self._uncompared
         verification = VerificationRecord(
             run_id=run.run_id,
-            verified_at=run.client.clock.now_or_local(),
+            verified_at=self._choose_time(),
             mode=self._mode.name,
             consistent=is_consistent and not unproven_windows,
             watermark=run.watermark_us(),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import typing
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pipeline.client.clock import ServiceClock
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.emulator import Emulator, Quirks, make_quirks
 from pipeline.errors import ProtocolError, SettingsError
@@ -207,6 +209,18 @@ async def test_every_way_of_being_gone(lake: Path) -> None:
             deleted[way] = (await verified(emulator, lake)).deleted
     assert len(ways) == 10
     assert deleted == dict.fromkeys(ways, 2)
+
+
+async def test_the_later_of_two_verifications_is_the_last(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verify within a second of the one before is the last one, although a `Date` has whole seconds."""
+    async with Emulator(10, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        emulator.world.delete(emulator.world.pick_random(2))
+        now = itertools.count(emulator.world.clock.now(), -1_000)  # each reading is a millisecond earlier
+        monkeypatch.setattr(ServiceClock, "now_or_local", lambda _: next(now))
+        await verified(emulator, lake, mode=VerifyMode(check_only=True))
+        await verified(emulator, lake)
+    assert asked(lake, "SELECT consistent FROM verification ORDER BY verified_at") == [(0,), (1,)]
 
 
 @pytest.mark.usefixtures("published")
