@@ -170,13 +170,14 @@ class StoreFileIO(FileIO):
 
     def find_object(self, location: str) -> tuple[ObjectStore, str]:
         """Return the store of a location, and the path in it."""
-        for base_url, store in list(self._stores.items()):  # threads add to it
+        for base_url, store in self._stores.items():
             if location.startswith(f"{base_url}/"):
                 return store, location[len(base_url) + 1 :]
         parts = urlsplit(location)
         # The root of a bucket, or the folder of a local file: no other part of the URL is known to be a store.
         base_url = f"{parts.scheme}://{parts.netloc}" if parts.netloc else location.rpartition("/")[0]
-        store = self._stores[base_url] = open_store(base_url)
+        store = open_store(base_url)
+        self._stores = self._stores | {base_url: store}  # a new one: other threads iterate over the former
         return store, location[len(base_url) + 1 :]
 
     def open_root(self, location: str) -> ObjectStore:

@@ -133,7 +133,7 @@ def check_stop(
 def test_threads_open_stores_side_by_side(tmp_path: Path) -> None:
     """Tables that are published side by side open the stores of their files, each by its location, without an error."""
     files = StoreFileIO()
-    locations = [f"file://{tmp_path}/{number}/file.avro" for number in range(2_000)]
+    locations = [f"file://{tmp_path}/{number}/file.avro" for number in range(500)]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
