@@ -11,8 +11,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from pipeline.client.json_scan import JsonScanError, split_members
-from schemas.json_decode import InvalidJsonError, decode_json
+from schemas.json_decode import InvalidJsonError, decode_json, split_members
 
 ERROR_BODY_KEYS: Final = ("response", "status", "reason", "code", "message", "error", "errors", "success")
 MAX_QUOTED_CHARS: Final = 120  # of the service's text, in one message
@@ -90,7 +89,7 @@ def describe_status(status: int, body: bytes) -> str:
         return f"HTTP {status}, an HTML page"
     try:
         text = parse_error_body(dict(split_members(body[:_MAX_ERROR_BYTES]))).text
-    except JsonScanError:
+    except InvalidJsonError:
         text = ""
     return f"HTTP {status}: {text}" if text else f"HTTP {status}"
 

@@ -15,10 +15,9 @@ from msgspec.structs import asdict
 from pipeline.client.clock import parse_retry_after
 from pipeline.client.error_bodies import ERROR_BODY_KEYS, ErrorBody, decode_value, describe_status, parse_error_body
 from pipeline.client.errors import AttemptError, RequestRejectedError, ThrottledError
-from pipeline.client.json_scan import JsonScanError, split_members
 from pipeline.client.pagination import PAGINATION_KEYS, PageInfo, parse_page_info
 from pipeline.errors import AuthenticationError, ProtocolError
-from schemas.json_decode import InvalidJsonError, JsonNumber, decode_json
+from schemas.json_decode import InvalidJsonError, JsonNumber, decode_json, split_members
 from schemas.timestamps import parse_instant_cached
 from schemas.value_types import ID, INSTANT
 
@@ -226,7 +225,7 @@ def _parse_created_url(response: Response, label: str, *, key: str) -> tuple[str
         raise _status_error(response)
     try:
         members = dict(split_members(response.body))
-    except JsonScanError:
+    except InvalidJsonError:
         members = {}
         if status < 300:
             raise AttemptError("json", "an answer that is not JSON", status=status) from None
@@ -299,7 +298,7 @@ def _split_members(body: bytes) -> dict[str, bytes]:
         if body.removeprefix(_BOM).strip()[:1] == b"{":
             return dict(split_members(body))
         decode_json(body)
-    except (JsonScanError, InvalidJsonError):
+    except InvalidJsonError:
         if body.lstrip()[:1] == b"<":
             raise AttemptError("html", "an HTML page") from None
         raise AttemptError("json", "JSON that is truncated or invalid") from None
@@ -312,7 +311,7 @@ def _split_list(data: bytes) -> list[bytes]:
     except (msgspec.MsgspecError, RecursionError):
         try:
             return [raw for _, raw in split_members(data)]
-        except JsonScanError:
+        except InvalidJsonError:
             raise AttemptError("json", "JSON that is truncated or invalid") from None
 
 
