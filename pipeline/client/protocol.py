@@ -6,24 +6,20 @@ A 200 proves nothing: HTML pages, truncated JSON and error bodies come with a 20
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import replace
 
 from pipeline.client.clock import parse_retry_after
 from pipeline.client.error_bodies import ERROR_BODY_KEYS, ErrorBody, decode_value, describe_status, parse_error_body
 from pipeline.client.errors import AttemptError, RequestRejectedError, ThrottledError
-from pipeline.client.pagination import PAGINATION_KEYS, PageInfo, parse_page_info
 from pipeline.errors import AuthenticationError, ProtocolError
 from schemas.json_decode import InvalidJsonError, JsonNumber, decode_json, split_members
 from schemas.timestamps import parse_instant_cached
 from schemas.value_types import ID, INSTANT
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 _BOM: Final = b"\xef\xbb\xbf"
 _ABSENT: Final = msgspec.Raw(b"")
@@ -34,6 +30,17 @@ _IDENTITY_KEYS: Final = {"id", "file_id", "updated_at"}
 _MAX_USUAL_ID: Final = 10**18  # beyond it an id may not fit in 64 bits
 _MAX_INSTANT_CHARS: Final = 40  # of a text that is worth a place in a cache
 _EMPTY_VALUES: Final = {b"", b"null", b"[]", b"{}"}
+
+_TOTAL: Final = ("total", "total_count")
+_LAST: Final = ("last_page", "total_pages", "page_count", "pages")
+_SIZE: Final = ("per_page", "page_size")
+_PAGE: Final = ("current_page", "page")
+_TO: Final = ("to",)
+_NEXT: Final = ("next_page_url", "next")
+_NESTED_KEYS: Final = ("meta", "pagination", "paging", "links")
+_MAX_NESTING: Final = 2
+_MAX_DIGITS: Final = 18
+_PAGINATION_KEYS: Final = (*_TOTAL, *_LAST, *_SIZE, *_PAGE, *_TO, *_NEXT, *_NESTED_KEYS)
 
 
 class Response(NamedTuple):
@@ -61,10 +68,28 @@ class ListItem(Document, frozen=True):
     """One entry of a list. `id` is None if it is not an exact integer."""
 
 
-class ListPage(PageInfo, frozen=True):
-    """One answer to `GET /files`. `has_next` is None if the service gave no hint, `has_next_link` without a link."""
+class ListPage(Struct, frozen=True):
+    """One answer to `GET /files`. Its counts are None if it lacks them.
+
+    `has_next` is None without any hint at a next page. `has_next_link` is by the link to it alone, for services whose
+    counts are wrong. `contradicts_itself`: the counts are below what the page has, or they contradict each other.
+    """
 
     items: tuple[ListItem, ...]
+    total: int | None
+    last_page: int | None
+    has_next: bool | None
+    has_next_link: bool | None
+    contradicts_itself: bool
+
+    def without_counts(self) -> Self:
+        """Return the page without the counts of a service whose counts are wrong."""
+        return replace(self, total=None, last_page=None, has_next=self.has_next_link)
+
+    def without_end(self) -> Self:
+        """Return the page without anything that shows an end of the list: counts, and a link that is null."""
+        link = self.has_next_link or None
+        return replace(self, total=None, last_page=None, has_next=link, has_next_link=link)
 
 
 class Detail(Document, frozen=True):
@@ -111,7 +136,7 @@ _PageBody: Final = msgspec.defstruct(
     "_PageBody",
     [
         ("data", list[msgspec.Raw] | None, None),
-        *((name, msgspec.Raw, _ABSENT) for name in dict.fromkeys((*PAGINATION_KEYS, *ERROR_BODY_KEYS))),
+        *((name, msgspec.Raw, _ABSENT) for name in dict.fromkeys((*_PAGINATION_KEYS, *ERROR_BODY_KEYS))),
     ],
 )
 _decode_page_body: Final = msgspec.json.Decoder(_PageBody).decode
@@ -137,9 +162,90 @@ def parse_list(response: Response, requested_page: int = 1) -> ListPage:
             raise AttemptError("shape", "a list without `data`", status=response.status, is_protocol_error=True)
         raise AttemptError("error-body", f"an error in a 200: {error_body.text}", status=response.status)
     items = tuple(map(_parse_list_item, data if isinstance(data, list) else _split_list(data)))
-    hints = {key: decode_value(raw) for key, raw in members.items() if key in PAGINATION_KEYS}
-    info = parse_page_info(hints, items=len(items), requested_page=requested_page)
-    return ListPage(**asdict(info), items=items)
+    hints = {key: decode_value(raw) for key, raw in members.items() if key in _PAGINATION_KEYS}
+    return _read_page(hints, items, requested_page)
+
+
+def _read_page(members: Mapping[str, Any], items: tuple[ListItem, ...], requested_page: int) -> ListPage:
+    """Return a page with the counts beside `data`, or in an object beside `data`, in their usual spellings.
+
+    The interface does not define these names; the field notes list the usual ones. No link is followed: it only shows
+    whether there is a next page.
+    """
+    objects = list(_candidate_objects(members))
+    total, last, size, page, to = (_number(objects, names) for names in (_TOTAL, _LAST, _SIZE, _PAGE, _TO))
+    current = page or requested_page
+    contradicts_itself = _contradict(total, last, items=len(items), is_first=requested_page == 1)
+    if last is not None and last < current and items:
+        last = None
+    link = _has_next_link(objects)
+    hints = [link]
+    if last is not None:
+        hints.append(current < last)
+    if total is not None:
+        hints.append(total > _items_up_to_page(len(items), current, size, to))
+    known_hints = [hint for hint in hints if hint is not None]
+    has_next = any(known_hints) if known_hints else None
+    read = ListPage(items, total, last, has_next, link, contradicts_itself)
+    return read.without_end() if contradicts_itself else read
+
+
+def _contradict(total: int | None, last: int | None, *, items: int, is_first: bool) -> bool:
+    """Return whether the counts of a page with items contradict it, or each other.
+
+    Only a first page shows that of the number of pages: a service may ignore the number of a later one.
+    """
+    if not items:
+        return False
+    is_total_too_low = total is not None and total < items
+    is_last_too_low = is_first and last is not None and last < 1
+    differ = is_first and total is not None and last is not None and (total > items) != (last > 1)
+    return is_total_too_low or is_last_too_low or differ
+
+
+def _candidate_objects(members: Mapping[str, Any], depth: int = 0) -> list[Mapping[str, Any]]:
+    objects = [members]
+    for name in _NESTED_KEYS:
+        nested = members.get(name)
+        if isinstance(nested, Mapping) and depth < _MAX_NESTING:
+            objects += _candidate_objects(nested, depth + 1)
+    return objects
+
+
+def _number(objects: list[Mapping[str, Any]], names: tuple[str, ...]) -> int | None:
+    for members in objects:
+        for name in names:
+            value = members.get(name)
+            if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
+                value = int(value.strip()[:_MAX_DIGITS])
+            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
+                return value
+    return None
+
+
+def _has_next_link(objects: list[Mapping[str, Any]]) -> bool | None:
+    """Return whether there is a link to a next page, None if nothing names one. The link's text is not used."""
+    has_link: bool | None = None
+    for members in objects:
+        for name in _NEXT:
+            if name in members:
+                has_link = has_link or _is_link(members[name])
+        links = members.get("links")
+        for link in links if isinstance(links, list) else ():
+            if isinstance(link, Mapping) and "next" in str(link.get("label", "")).lower():
+                has_link = has_link or _is_link(link.get("url"))
+    return has_link
+
+
+def _is_link(link: object) -> bool:
+    return bool(link.strip()) if isinstance(link, str) else bool(link)
+
+
+def _items_up_to_page(items: int, page: int, size: int | None, to: int | None) -> int:
+    """Return how many of the total were listed up to and with this page."""
+    if size is not None:
+        return (max(page, 1) - 1) * size + items
+    return to if to is not None and page > 1 else items
 
 
 def parse_detail(response: Response, file_id: int) -> Detail | NotFound:

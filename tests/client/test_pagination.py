@@ -62,7 +62,7 @@ def test_counts_are_read_in_any_nested_object(number: int, last: int, more: int,
     for part in reversed(place.split()):
         counts = {part: counts}
     page = page_of(items, asked=number, **counts)
-    assert (page.total, page.last_page, page.per_page, page.page) == tuple(sent.values())
+    assert (page.total, page.last_page) == (total, sent["last_page"])
     assert (page.has_next, page.contradicts_itself) == (more > 0, False)
 
 

@@ -261,7 +261,7 @@ async def _read_long_list(pages: _Pages, asked: list[int], refused_call: int | N
         ids = range(query.page_size * (number - 1), min(query.page_size * number, files))
         items = tuple(ListItem(n, None, (_SECOND + 3 * n) * SECOND, bytes(1_000)) for n in ids)
         has_next = ids.stop < files
-        return ListPage(None, None, None, page, has_next, has_next, contradicts_itself=False, items=items)
+        return ListPage(items, None, None, has_next, has_next, contradicts_itself=False)
 
     client = SimpleNamespace(list_files=list_files, has_contradicted_itself=False, has_announced_next=True)
     return await WindowReader(cast("Client", client), LIST_ONLY, lambda: 2 * _SECOND).read(ALL_TIME)
