@@ -20,7 +20,7 @@ _OF_RUNS: Final = {
     "commit_every_files": "pipeline.sync.crawl_runner.COMMIT_EVERY_FILES",
     "commit_every_seconds": "pipeline.sync.crawl_runner.COMMIT_EVERY_SECONDS",
     "publish_every_seconds": "pipeline.sync.run.PUBLISH_EVERY_SECONDS",
-    "max_attempts": "pipeline.client.factory.MAX_ATTEMPTS",
+    "max_attempts": "pipeline.client.client.MAX_ATTEMPTS",
 }
 """How often a run commits and publishes, and how often it tries a request."""
 

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from pipeline.client.calls import ClientOptions
 from pipeline.client.client import Client
-from pipeline.client.options import ClientOptions
 from pipeline.emulator import Emulator
 from schemas.requests import FileQuery
 from schemas.timestamps import now_us

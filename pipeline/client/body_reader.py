@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     import aiohttp
     from multidict import CIMultiDictProxy
 
-    from pipeline.client.calls import RequestStats
-    from pipeline.client.options import ClientOptions
+    from pipeline.client.calls import ClientOptions, RequestStats
 
 _MAX_ERROR_BODY_BYTES: Final = 65_536
 _GZIP: Final = 16 + zlib.MAX_WBITS

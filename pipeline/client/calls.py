@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import random
 import time
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar
 
 import tenacity
 from msgspec import Struct, field
@@ -36,12 +37,14 @@ from pipeline.urls import join_host_port
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from pipeline.client.options import ClientOptions
     from pipeline.client.protocol import Response
     from pipeline.client.token_redactor import TokenRedactor
 
 _log = get_logger()
 
+MIB: Final = 1024**2
+GIB: Final = 1024**3
+MAX_ATTEMPTS: Final = 6  # of one request
 BUDGET_CAPACITY: Final = 100.0  # retries
 BUDGET_PER_REQUEST: Final = 0.5  # retries
 BUDGET_PER_SECOND: Final = 1.0  # retries
@@ -52,6 +55,24 @@ _THROTTLE_ATTEMPT_FACTOR: Final = 5  # a 429 is not a failure: a call may have t
 _UNREACHABLE: Final = {"connect", "dns", "handshake"}
 _MAX_FIRST_HANDSHAKES: Final = 2  # a service that ends two without any answer does not support this client's TLS
 Value = TypeVar("Value")
+
+
+class ClientOptions(Struct, frozen=True):
+    """Options of `Client`. Sizes are those of decoded bodies."""
+
+    max_concurrency: int = 512
+    max_requests_per_second: float | None = None
+    max_attempts: int = MAX_ATTEMPTS
+    total_deadline_seconds: float = 300.0  # for a call with its retries; `Retry-After` pauses are added
+    initial_connect_seconds: float = 15.0  # until the service has sent any answer
+    connect_timeout_seconds: float = 10.0
+    attempt_timeout_seconds: float = 60.0
+    max_body_bytes: int = 64 * MIB
+    token_location: Literal["query", "header"] = "query"  # noqa: S105 - a location, not a token
+    max_retry_after_seconds: float = 900.0
+    max_silence_seconds: float = math.inf  # of a host, after which no call to it is repeated
+    user_agent: str = "scanlake"
+    proxy: str | None = None  # for https only: a proxy would see the token in plain http
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

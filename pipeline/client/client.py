@@ -1,11 +1,12 @@
 """HTTP client for the service.
 
 No aiohttp exception or URL leaves this package, because both can contain the token: every failure is mapped (`errors`)
-and raised `from None`. `protocol` parses answers, `rate_limiter` sets the speed, `retry` repeats.
+and raised `from None`. `protocol` parses answers, `rate_limiter` sets the speed, `calls` repeats.
 """
 
 from __future__ import annotations
 
+import resource
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, urlencode
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from pipeline.client.allowed_urls import origin
 from pipeline.client.body_reader import BodyReader
-from pipeline.client.calls import ApiCall, CallRunner, RequestStats
+from pipeline.client.calls import GIB, MAX_ATTEMPTS, ApiCall, CallRunner, ClientOptions, RequestStats
 from pipeline.client.clock import ServiceClock
 from pipeline.client.connections import ServiceConnections
 from pipeline.client.downloader import (
@@ -28,7 +29,7 @@ from pipeline.client.downloader import (
     ReportNotReady,
 )
 from pipeline.client.errors import AIOHTTP_EXCEPTIONS, map_aiohttp_exception
-from pipeline.client.options import GIB, ClientOptions, check_base_url, check_token
+from pipeline.client.image_client import ImageClient
 from pipeline.client.protocol import (
     Detail,
     ListPage,
@@ -41,37 +42,46 @@ from pipeline.client.protocol import (
     parse_report_order,
     parse_share,
 )
+from pipeline.client.rate_limiter import LearnedLimits
 from pipeline.client.token_redactor import TokenRedactor
 from pipeline.errors import ProtocolError
+from pipeline.logs import get_logger
 from pipeline.urls import API_PREFIX
+from pipeline.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from types import TracebackType
     from typing import BinaryIO
 
-    from pydantic import SecretStr
-
     from pipeline.client.calls import TimeSource
-    from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
+    from pipeline.client.rate_limiter import RateLimiter
+    from pipeline.settings import Settings
     from schemas.requests import FileQuery, ReportRequest, ShareRequest
 
 _DNS_CACHE_SECONDS: Final = 60
+_MAX_ATTEMPT_TIMEOUT_SECONDS: Final = 60.0
+_FILES_OF_THE_LAKE: Final = 128  # open files that are no connections: 22 measured in a sync, and parts while published
+_MIN_CONNECTIONS: Final = 8
+_MAX_IMAGE_CONCURRENCY: Final = 64  # of one image host
+_MAX_IMAGE_HOST_SILENCE_SECONDS: Final = 10.0  # one that restarts is back; one that is down ends the run
 _NOT_OPEN: Final = "use the client as an asynchronous context: async with Client(...)"
 _encode_json: Final = msgspec.json.Encoder().encode
+_log = get_logger()
 
 
 class Client:
     """Calls the service. Use: `async with Client(base_url, token) as client: ...`.
 
-    Raises `SettingsError`, `AuthenticationError`, `ProtocolError`, `RetriesExhaustedError` (a
-    `ServiceUnavailableError`), and for shares and report orders `OutcomeUnknownError` and `RequestRejectedError`.
+    `base_url` and `token` are those of valid settings. Raises `AuthenticationError`, `ProtocolError`,
+    `RetriesExhaustedError` (a `ServiceUnavailableError`), and for shares and report orders `OutcomeUnknownError` and
+    `RequestRejectedError`.
     """
 
     def __init__(
         self,
         base_url: str,
-        token: str | SecretStr,
+        token: str,
         *,
         options: ClientOptions | None = None,
         rate_limiter: RateLimiter | None = None,
@@ -79,8 +89,7 @@ class Client:
         time_source: TimeSource | None = None,
     ) -> None:
         self.options = options = options or ClientOptions()
-        self._base_url = check_base_url(base_url)
-        token = check_token(token if isinstance(token, str) else token.get_secret_value())
+        self._base_url = base_url
         self._redactor = TokenRedactor(token)
         is_in_query = options.token_location == "query"  # noqa: S105 - a location, not a token
         self._token_query = f"token={quote(token, safe='')}" if is_in_query else ""
@@ -244,3 +253,45 @@ class Client:
             self.clock.observe(headers.get("Date"))
             return Response(status, headers, self._redactor.redact_body(body, error=status >= 300))
         raise attempt_error  # outside of the handler, so that aiohttp's exception is not its context
+
+
+def create_client(
+    settings: Settings, token: str, *, learned: dict[str, Any] | None = None, max_attempts: int | None = None
+) -> Client:
+    """Return the client for `settings`. `learned` are the stored limits of an earlier run."""
+    options = replace(
+        _create_options(settings, settings.max_concurrency),
+        max_requests_per_second=settings.max_requests_per_second,
+        max_attempts=max_attempts or MAX_ATTEMPTS,
+        token_location=settings.token_location,
+    )
+    limits = LearnedLimits(**learned) if learned else None
+    return Client(str(settings.base_url), token, options=options, learned=limits)
+
+
+def create_image_client(settings: Settings, token: str) -> ImageClient:
+    """Return the client for the images' hosts. It never sends `token`."""
+    options = _create_options(settings, _MAX_IMAGE_CONCURRENCY)
+    options = replace(options, max_silence_seconds=_MAX_IMAGE_HOST_SILENCE_SECONDS)
+    return ImageClient(str(settings.base_url), token, options=options)
+
+
+def _create_options(settings: Settings, max_concurrency: int) -> ClientOptions:
+    return ClientOptions(
+        max_concurrency=_limit_to_open_files(max_concurrency),
+        max_attempts=MAX_ATTEMPTS,
+        total_deadline_seconds=settings.request_timeout_seconds,
+        attempt_timeout_seconds=min(_MAX_ATTEMPT_TIMEOUT_SECONDS, settings.request_timeout_seconds),
+        proxy=settings.proxy,
+        user_agent=f"scanlake/{__version__}",
+    )
+
+
+def _limit_to_open_files(max_concurrency: int) -> int:
+    """Return how many requests may be in flight at most: each is a connection, and each connection an open file."""
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    possible = max(_MIN_CONNECTIONS, open_files - _FILES_OF_THE_LAKE)
+    if open_files == resource.RLIM_INFINITY or max_concurrency <= possible:
+        return max_concurrency
+    _log.info("concurrency.limited", max_concurrency=max_concurrency, limit=possible, open_files=open_files)
+    return possible

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from pipeline.client.body_reader import BodyReader, Download
-    from pipeline.client.calls import ApiCall
-    from pipeline.client.options import ClientOptions
+    from pipeline.client.calls import ApiCall, ClientOptions
     from pipeline.client.token_redactor import TokenRedactor
 
 _START: Final = b"%PDF"

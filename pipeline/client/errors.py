@@ -8,7 +8,7 @@ Inside the client a failed attempt raises `AttemptError`. Callers see one of the
     OutcomeUnknownError       a share or an order may or may not exist         never repeat automatically
     RequestRejectedError      the service rejected a share or an order         correct the request
 
-`AuthenticationError`, `ProtocolError` and `SettingsError` are those of `pipeline.errors`. None of them has a URL with
+`AuthenticationError` and `ProtocolError` are those of `pipeline.errors`. None of them has a URL with
 a query, a header, or an exception of the HTTP library.
 """
 

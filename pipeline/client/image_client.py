@@ -13,10 +13,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pipeline.client.body_reader import BodyReader
-from pipeline.client.calls import ApiCall, CallRunner, RequestStats
+from pipeline.client.calls import ApiCall, CallRunner, ClientOptions, RequestStats
 from pipeline.client.downloader import Downloader
 from pipeline.client.errors import AttemptError
-from pipeline.client.options import ClientOptions, check_base_url
 from pipeline.client.token_redactor import TokenRedactor
 from pipeline.errors import ProtocolError
 
@@ -179,7 +178,7 @@ class ImageClient:
     def __init__(
         self, base_url: str, token: str, *, options: ClientOptions, time_source: TimeSource | None = None
     ) -> None:
-        self._base_url = check_base_url(base_url)
+        self._base_url = base_url
         self._redactor = TokenRedactor(token)
         self._options = options
         self.max_concurrency = options.max_concurrency

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from pipeline.client.calls import MAX_ATTEMPTS
+from pipeline.client.client import create_client
 from pipeline.client.errors import RetriesExhaustedError
-from pipeline.client.factory import create_client
-from pipeline.client.options import MAX_ATTEMPTS
 from pipeline.errors import AuthenticationError, ScanlakeError, ServiceUnavailableError
 from pipeline.findings import Finding, from_error, ok, warning
 from pipeline.formatting import pluralize

@@ -11,8 +11,7 @@ import typer
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
-from pipeline.client.client import Client
-from pipeline.client.factory import create_client
+from pipeline.client.client import Client, create_client
 from pipeline.client.protocol import NotFound
 from pipeline.command_options import Excludes, is_date, parse_bound, parse_range
 from pipeline.context import CommandContext

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 from msgspec import Struct
 
-from pipeline.client.factory import create_client
+from pipeline.client.client import create_client
 from pipeline.command_options import Excludes
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError, refuse_unreadable

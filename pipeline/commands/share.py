@@ -11,8 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from msgspec import Struct
 
-from pipeline.client.client import Client
-from pipeline.client.factory import create_client
+from pipeline.client.client import Client, create_client
 from pipeline.command_options import Excludes, Requires
 from pipeline.context import CommandContext, require_confirmation
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from pipeline.client.client import create_client, create_image_client
 from pipeline.client.errors import ANSWER_KINDS, RetriesExhaustedError
-from pipeline.client.factory import create_client, create_image_client
 from pipeline.client.image_client import DownloadedImage, ImageAnswer, InvalidLink, RefusedImage
 from pipeline.client.protocol import NotFound
 from pipeline.crawl.details import detail_for_key

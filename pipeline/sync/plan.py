@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pipeline.client.factory import create_client
+from pipeline.client.client import create_client
 from pipeline.client.protocol import Detail
 from pipeline.crawl.windows import ALL_TIME, Window, uncovered_windows
 from pipeline.lake.folder_checks import require_lake, require_lake_or_empty

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from msgspec.structs import asdict, replace
 
-from pipeline.client.factory import create_client
+from pipeline.client.client import create_client
 from pipeline.crawl.models import RefetchRequest, parse_reference
 from pipeline.errors import (
     LakeCorruptedError,

@@ -9,9 +9,8 @@ from urllib.parse import quote
 
 import pytest
 
-from pipeline.client.calls import TimeSource
+from pipeline.client.calls import ClientOptions, TimeSource
 from pipeline.client.client import Client
-from pipeline.client.options import ClientOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,9 +23,8 @@ from pipeline.client.allowed_urls import (
     resolve_named_url,
 )
 from pipeline.client.downloader import DownloadedReport
-from pipeline.client.options import check_base_url
-from pipeline.errors import ProtocolError, SettingsError
-from pipeline.urls import normalize_host, parse_address
+from pipeline.errors import ProtocolError
+from pipeline.urls import normalize_base_url, normalize_host, parse_address
 from tests.client.scripted_server import answer, scripted
 from tests.rows import every
 
@@ -134,8 +133,8 @@ def test_odd_hosts_are_refused_by_name(host: str) -> None:
     with pytest.raises(ProtocolError):
         origin(f"https://{host}/")
     for base in (f"https://{host}", f"http://{host}:8000"):
-        with pytest.raises(SettingsError, match="base_url"):
-            check_base_url(base)
+        with pytest.raises(ValueError, match=r"^(must|is|has|does) "):
+            normalize_base_url(base)
 
 
 async def test_nothing_is_connected_to_for_a_refused_host(client: Make, connects: list[Any]) -> None:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.client.client import Client
+from pipeline.client.client import Client, create_client
 from pipeline.client.errors import RetriesExhaustedError
-from pipeline.client.factory import create_client
 from pipeline.client.protocol import Detail
 from pipeline.emulator import Emulator
 from pipeline.settings import Settings

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from pipeline.client.calls import ClientOptions
+from pipeline.client.client import create_client
 from pipeline.client.errors import RetriesExhaustedError
-from pipeline.client.factory import create_client
-from pipeline.client.options import ClientOptions
 from pipeline.client.probe import probe_service
 from pipeline.client.protocol import Detail
 from pipeline.emulator import Emulator

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from pipeline.client.calls import ClientOptions
 from pipeline.client.client import Client
 from pipeline.client.concurrency_search import INITIAL_CONCURRENCY
-from pipeline.client.options import ClientOptions
 from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
 from pipeline.client.rate_search import AdaptiveRate
 from pipeline.emulator import Emulator

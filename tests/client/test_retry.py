@@ -7,10 +7,9 @@ from typing import Any, Final
 
 import pytest
 
-from pipeline.client.calls import BUDGET_CAPACITY, RetryBudget, RetryPolicy, TimeSource
+from pipeline.client.calls import BUDGET_CAPACITY, ClientOptions, RetryBudget, RetryPolicy, TimeSource
 from pipeline.client.client import Client
 from pipeline.client.errors import AttemptError, RequestRejectedError, ThrottledError
-from pipeline.client.options import ClientOptions
 from pipeline.client.rate_limiter import RateLimiter
 from pipeline.emulator import Emulator
 from schemas.requests import FileQuery, ShareRequest

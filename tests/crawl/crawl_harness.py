@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from msgspec.structs import replace
 
+from pipeline.client.calls import ClientOptions
 from pipeline.client.client import Client
-from pipeline.client.options import ClientOptions
 from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
 from pipeline.crawl.crawler import Crawler
 from pipeline.crawl.listing import WindowReader, WindowResult

@@ -119,7 +119,7 @@ def make_pictured_lakes(factory: pytest.TempPathFactory) -> PicturedLakes:
 
 def limited(concurrency: int) -> dict[str, str]:
     """Return the environment of a run with so many requests at a time."""
-    return set_constants({"pipeline.client.factory._MAX_IMAGE_CONCURRENCY": concurrency})
+    return set_constants({"pipeline.client.client._MAX_IMAGE_CONCURRENCY": concurrency})
 
 
 def errors_of(answer: Answer) -> list[str]:

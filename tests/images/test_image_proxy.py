@@ -9,10 +9,9 @@ from urllib.parse import quote, urlsplit
 import duckdb
 import pytest
 
-from pipeline.client.calls import TimeSource
+from pipeline.client.calls import ClientOptions, TimeSource
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.image_client import DownloadedImage, ImageClient, RefusedImage
-from pipeline.client.options import ClientOptions
 from pipeline.emulator import Emulator, ImageOptions
 from pipeline.errors import ExitCode
 from pipeline.lake.image_store import IncomingFile

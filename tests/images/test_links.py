@@ -12,9 +12,9 @@ from zlib import crc32
 import pytest
 
 from pipeline.client import image_client
+from pipeline.client.calls import ClientOptions
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.image_client import DownloadedImage, ImageClient, ImageDownload, RefusedImage, find_type
-from pipeline.client.options import ClientOptions
 from pipeline.client.protocol import Detail, NotFound, Response
 from pipeline.images.download import LinkRenewer, NoLink
 from pipeline.images.storing import read_content

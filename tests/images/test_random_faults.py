@@ -23,7 +23,7 @@ _RATIOS = ("removed_ratio", "broken_ratio", "html_ratio", "huge_ratio", "slow_ra
 _FAULTS = ("refuse", "500", "503", "drop-mid-body", "cut-length", "html")
 _ROUNDS = 4 if SOAKING else 3
 _ENVIRONMENT = set_constants(
-    {"pipeline.client.factory.MAX_ATTEMPTS": 2, "pipeline.client.image_client._MAX_BYTES": 500_000}
+    {"pipeline.client.client.MAX_ATTEMPTS": 2, "pipeline.client.image_client._MAX_BYTES": 500_000}
 )
 
 

@@ -113,7 +113,7 @@ def silent_service() -> Iterator[None]:
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCANLAKE_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
         patch.setenv("SCANLAKE_TOKEN", "a-token")
-        patch.setattr("pipeline.client.factory.MAX_ATTEMPTS", 1)
+        patch.setattr("pipeline.client.client.MAX_ATTEMPTS", 1)
         patch.setenv("SCANLAKE_REQUEST_TIMEOUT_SECONDS", "1")
         yield
         assert not select.select([server], [], [], 0)[0], "somebody connected"

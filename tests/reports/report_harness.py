@@ -17,9 +17,8 @@ from unittest.mock import patch
 
 import pypdf
 
-from pipeline.client.calls import TimeSource
+from pipeline.client.calls import ClientOptions, TimeSource
 from pipeline.client.client import Client
-from pipeline.client.options import ClientOptions
 from pipeline.emulator import Emulator, Quirks, WorldPlan
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog

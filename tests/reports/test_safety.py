@@ -234,7 +234,7 @@ async def test_the_token_is_in_no_output(
     tmp_path: Path, canary: str, listed_lake: Path, main: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After failed reports and shares no output, log, ledger or folder has the token."""
-    monkeypatch.setattr("pipeline.client.factory.MAX_ATTEMPTS", 2)
+    monkeypatch.setattr("pipeline.client.client.MAX_ATTEMPTS", 2)
     log = ("--log-file", str(tmp_path / "log.jsonl"), "-v")
     streams = ""
     async with open_scene(listed_lake, tmp_path, main, token=canary) as scene:
