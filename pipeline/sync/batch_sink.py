@@ -17,22 +17,18 @@ if TYPE_CHECKING:
     from pipeline.lake.models import RunProgress, RunRecord
     from pipeline.settings import Settings
     from pipeline.sync.batch_writer import WriteResult
-    from pipeline.sync.worker_thread import WorkerThread
     from schemas.file_versions import FileVersion
 
 
 class BatchSink:
-    """Writes and commits the batches of one run, on the ledger's thread. Owns the batch writer."""
+    """Writes and commits the batches of one run. Owns the batch writer. Call it on the ledger's thread."""
 
-    def __init__(
-        self, lake: Lake, settings: Settings, run_id: str, ledger_thread: WorkerThread, clock: ServiceClock
-    ) -> None:
+    def __init__(self, lake: Lake, settings: Settings, run_id: str, clock: ServiceClock) -> None:
         self._lake = lake
         self._lookback_seconds = int(settings.lookback_seconds)
         self._run_id = run_id
-        self._ledger_thread = ledger_thread
         self._clock = clock
-        self._writer = BatchWriter(lake.layout)
+        self.writer = BatchWriter(lake.layout)
         self.texts_from_list = False
         self._definitions: set[str] = set()
         self._has_lost_batch = False  # the writer may have rows of a batch that was not committed
@@ -43,15 +39,8 @@ class BatchSink:
         """Read the workflow definitions that the lake has: a batch does not write them again."""
         self._definitions = set(self._lake.ledger.definitions())
 
-    def prestart(self, files: int) -> None:
-        """Start the writer process during the first calls, if so many files need one."""
-        self._writer.prestart(files)
-
-    async def write(self, batch: CommitBatch) -> WriteResult:
+    def write(self, batch: CommitBatch) -> WriteResult:
         """Write the parts of a batch. They count from `commit` on."""
-        return await self._ledger_thread.call(self._write, batch)
-
-    def _write(self, batch: CommitBatch) -> WriteResult:
         self._has_lost_batch = True
         request = WriteRequest(
             _sort_versions(batch),
@@ -62,17 +51,12 @@ class BatchSink:
             flush=self.is_flush_due,
         )
         self.is_flush_due = False
-        written = self._writer.write(request)
+        written = self.writer.write(request)
         self._definitions |= written.definitions
         return written
 
-    async def commit(
-        self, batch: CommitBatch, written: WriteResult, run: RunRecord, progress: RunProgress | None
-    ) -> None:
+    def commit(self, batch: CommitBatch, written: WriteResult, run: RunRecord, progress: RunProgress | None) -> None:
         """Commit a written batch together with the windows that it completes, and the run's counts and progress."""
-        await self._ledger_thread.call(self._commit, batch, written, run, progress)
-
-    def _commit(self, batch: CommitBatch, written: WriteResult, run: RunRecord, progress: RunProgress | None) -> None:
         unreadable = written.unreadable_files
         coverage = self._lake.ledger.coverage()
         if self._clock.now() is not None:  # a window is covered up to the time of its list; a local clock may be fast
@@ -101,26 +85,19 @@ class BatchSink:
         )
         self._has_lost_batch = False
 
-    async def finish_rows(self) -> None:
+    def finish_rows(self) -> None:
         """Write the pending rows of the committed batches, and end the writer process, whose memory is then free.
 
         Call it when no batch is on its way. After a failed write or commit the lake has the rows rebuilt.
         """
-        await self._ledger_thread.call(self._finish_rows)
-
-    def _finish_rows(self) -> None:
-        if not self._has_lost_batch and (parts := self._writer.flush()):
+        if not self._has_lost_batch and (parts := self.writer.flush()):
             self._lake.ledger.add_rows(parts)
-        self._writer.close()
+        self.writer.close()
 
     def new_commit(self, commit_seq: int | None = None) -> Commit:
         """Return an empty commit of the run: with the number of its rows, otherwise with the next one."""
         number = self._lake.ledger.next_commit_seq() if commit_seq is None else commit_seq
         return Commit(commit_seq=number, run_id=self._run_id, at=self._clock.now_or_local())
-
-    async def close(self) -> None:
-        """End the writer process, if there is one."""
-        await self._ledger_thread.call(self._writer.close)
 
 
 def _sort_versions(batch: CommitBatch) -> tuple[FileVersion, ...]:

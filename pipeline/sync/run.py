@@ -73,12 +73,9 @@ async def open_run(
                 ledger_thread=ledger_thread,
                 lookup_thread=lookup_thread,
             )
-            structlog.contextvars.bind_contextvars(run_id=run.run_id)
-            try:
+            with structlog.contextvars.bound_contextvars(run_id=run.run_id):
                 async with run.life_cycle(accept_new_base_url=accept_new_base_url):
                     yield run
-            finally:
-                structlog.contextvars.unbind_contextvars("run_id")
 
 
 class RunSession:
@@ -105,7 +102,7 @@ class RunSession:
         self.ledger_thread = ledger_thread
         self.record = RunRecord(new_run_id(), command, __version__, now_us())
         self.crawls = CrawlRunner(client, settings, progress, self.run_id)
-        self.sink = BatchSink(lake, settings, self.run_id, ledger_thread, client.clock)
+        self.sink = BatchSink(lake, settings, self.run_id, client.clock)
         self._lookup_thread = lookup_thread
         self._started = self._published = self._target_fixed_at = time.monotonic()
         self.list_is_empty = False  # as the first call has found
@@ -143,7 +140,7 @@ class RunSession:
                     await self.ledger_thread.call(self.ledger.set_properties, learned_limits=learned)
                 self._log_end()
         finally:
-            await self.sink.close()
+            await self.ledger_thread.call(self.sink.writer.close)
 
     def _start(self, *, accept_new_base_url: bool) -> None:
         check_not_paused(self.ledger)
@@ -170,7 +167,7 @@ class RunSession:
         stored = await self.ledger_thread.call(self.ledger.count_file_versions)
         if await self.ledger_thread.call(self.watermark_us) is None:
             self.crawls.files_before = stored
-        self.sink.prestart((page.total or 0) - stored)
+        self.sink.writer.prestart((page.total or 0) - stored)
         warn_of_clock(self.client.clock)
         self._target_fixed_at = time.monotonic()
         return target_by_clock(self.client.clock, self.settings, at=self._target_fixed_at)
@@ -219,11 +216,12 @@ class RunSession:
         """Read `windows` up to the target watermark and commit the files that the lake does not have."""
 
         async def store(batch: CommitBatch) -> None:
-            written = await self.sink.write(batch)
+            written = await self.ledger_thread.call(self.sink.write, batch)
             if written.digests:
                 await self.prove_account(written.tenants)
             self.crawls.stats.rejects += len(written.rejects)
-            await self.sink.commit(batch, written, self._count_so_far(), self.crawls.read_progress())
+            counts, progress = self._count_so_far(), self.crawls.read_progress()
+            await self.ledger_thread.call(self.sink.commit, batch, written, counts, progress)
             if time.monotonic() - self._published <= PUBLISH_EVERY_SECONDS:
                 return
             if written.rows_pending:
@@ -240,9 +238,9 @@ class RunSession:
             )
         except BaseException:
             with suppress(ScanlakeError):  # the rows can be rebuilt
-                await self.sink.finish_rows()
+                await self.ledger_thread.call(self.sink.finish_rows)
             raise
-        await self.sink.finish_rows()
+        await self.ledger_thread.call(self.sink.finish_rows)
 
     async def prove_account(self, tenants: frozenset[int] = frozenset()) -> None:
         """Raise `SettingsError` before anything is stored, if tenants show another account; record new tenants."""
