@@ -151,14 +151,3 @@ def split_by_time(window: Window, *, known: Iterable[int], now: int, pieces: int
 
 def _fallback_split_point(end: int) -> int:
     return next((point for point in _FALLBACK_SPLIT_POINTS if point < end), end - 1)
-
-
-def covered_span(window: Window, listed_at: int, lookback: int) -> tuple[int | None, int | None] | None:
-    """Return the span that a completed window of an interrupted run covers, None for no span.
-
-    Files can be committed late, or get timestamps of a slow clock, up to `lookback` seconds afterwards.
-    """
-    end = listed_at - lookback
-    if window.end is not None:
-        end = min(end, window.end)
-    return None if window.start is not None and end <= window.start else (window.start, end)

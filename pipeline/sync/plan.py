@@ -24,7 +24,7 @@ from pipeline.lake.parts import RAW_TABLE, encode_documents
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.verify import is_due
-from pipeline.sync.watermark import remove_lookback
+from pipeline.sync.watermark import coverage_before_lookback
 from schemas.file_versions import FileVersion, version_digest
 from schemas.requests import FileQuery
 from schemas.timestamps import now_us
@@ -82,7 +82,8 @@ async def plan_sync(settings: Settings, token: str) -> SyncPlan:
     with nullcontext() if is_new else open_ledger_readonly(layout) as ledger:
         if ledger is not None:
             ledger.properties.require_service(str(settings.base_url))
-            options, windows = replace(options, identity=ledger.properties.identity), _list_windows(ledger, settings)
+            options = replace(options, identity=ledger.properties.identity)
+            windows = uncovered_windows(coverage_before_lookback(ledger, settings))
             cost, in_lake, refetches = _read_cost(ledger), ledger.count_files(), ledger.count_refetch_requests()
         async with create_client(settings, token) as client:
             in_service = (await client.list_files(FileQuery(limit=1))).total
@@ -115,13 +116,6 @@ def _estimate_disk(layout: LakeLayout, files: int, document_bytes: float | None)
     # The catalog that readers have now stays as a snapshot.
     catalog_bytes = layout.catalog.stat().st_size if layout.catalog.is_file() else 0
     return round(catalog_bytes + _CATALOG_BYTES + files * document_bytes * _BYTES_PER_DOCUMENT_BYTE)
-
-
-def _list_windows(ledger: LedgerQueries, settings: Settings) -> list[Window]:
-    coverage, properties = ledger.coverage(), ledger.properties
-    if properties.watermark is not None and properties.lookback_due:
-        coverage = remove_lookback(coverage, properties.watermark, int(settings.lookback_seconds))
-    return uncovered_windows(coverage)
 
 
 def _read_cost(ledger: LedgerQueries) -> _FileCost:

@@ -11,7 +11,7 @@ from pipeline.crawl.models import SharedFileIdError
 from pipeline.crawl.windows import ALL_TIME, Window, uncovered_windows
 from pipeline.errors import TimeLimitReachedError
 from pipeline.sync.run import open_run
-from pipeline.sync.watermark import add_read_windows, advance, cap_target, correct_watermark, remove_lookback
+from pipeline.sync.watermark import add_read_windows, advance, correct_watermark, coverage_before_lookback
 from schemas.timestamps import SECOND, to_datetime
 
 if TYPE_CHECKING:
@@ -98,9 +98,8 @@ async def sync(
 
 def _choose_windows(run: RunSession, time_range: TimeRange) -> list[Window]:
     ledger = run.ledger
-    coverage, properties = ledger.coverage(), ledger.properties
-    if properties.watermark is not None and properties.lookback_due:
-        coverage = remove_lookback(coverage, properties.watermark, int(run.settings.lookback_seconds))
+    coverage = coverage_before_lookback(ledger, run.settings)
+    if ledger.properties.watermark is not None and ledger.properties.lookback_due:
         ledger.begin_lookback(coverage)
     if time_range.full:
         return [ALL_TIME]
@@ -115,7 +114,7 @@ def _finish(run: RunSession, windows: Sequence[Window], target: int) -> SyncSumm
     target = run.confirm_target(target)
     if run.client.clock.now() is None:
         newest = ledger.newest_update()
-        target = cap_target(target, None if newest is None else newest // SECOND)
+        target = target if newest is None else min(target, newest // SECOND)
     else:
         correct_watermark(ledger, target)
     coverage = add_read_windows(ledger.coverage(), windows, unproven, target=target)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.client.clock import MAX_AHEAD_SECONDS
 from pipeline.crawl.models import SETTLE_SECONDS
-from pipeline.crawl.windows import add_span, contiguous_end, covered_span, remove_span
+from pipeline.crawl.windows import add_span, contiguous_end, remove_span
 from pipeline.logs import get_logger
-from schemas.timestamps import SECOND, now_us, to_datetime
+from schemas.timestamps import SECOND, format_instant, now_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pipeline.crawl.models import ListedWindow
     from pipeline.crawl.windows import Coverage, Window
     from pipeline.lake.ledger import Ledger
+    from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.settings import Settings
 
 _log = get_logger()
@@ -35,13 +36,8 @@ def warn_of_clock(clock: ServiceClock) -> None:
 
 def target_by_clock(clock: ServiceClock, settings: Settings, *, at: float) -> int:
     """Return the target watermark of a run that was fixed at a monotonic time, by all answers so far; in seconds."""
-    now = clock.at(at)
-    return fix_target(
-        None if now is None else now // SECOND,
-        now_us() // SECOND,
-        settle_seconds=SETTLE_SECONDS,
-        lookback_seconds=int(settings.lookback_seconds),
-    )
+    now, lookback = clock.at(at), int(settings.lookback_seconds)
+    return fix_target(None if now is None else now // SECOND, now_us() // SECOND, lookback_seconds=lookback)
 
 
 def repair_watermark(ledger: Ledger) -> None:
@@ -69,18 +65,16 @@ def _move_back(ledger: Ledger, watermark: int, repaired: int) -> None:
     if repaired != watermark:
         _log.warning(
             "watermark.repaired",
-            watermark=_to_text(watermark),
-            repaired=_to_text(repaired),
+            watermark=format_instant(watermark * SECOND),
+            repaired=format_instant(repaired * SECOND),
             hint="A wrong clock had put it into the future; what was updated since is read again.",
         )
     ledger.move_watermark_back(repaired, remove_span(ledger.coverage(), repaired, None))
 
 
-def _to_text(second: int) -> str:
-    return f"{to_datetime(second * SECOND):%Y-%m-%dT%H:%M:%SZ}"
-
-
-def fix_target(service_now: int | None, local_now: int, *, settle_seconds: int, lookback_seconds: int) -> int:
+def fix_target(
+    service_now: int | None, local_now: int, *, lookback_seconds: int, settle_seconds: int = SETTLE_SECONDS
+) -> int:
     """Return the target watermark of a run. Commits arrive up to `settle_seconds` late in the service.
 
     A service that is ahead of this machine counts as far ahead as half the lookback: the next run reads that again.
@@ -97,22 +91,25 @@ def repair_target(watermark: int, run_started_at: int) -> int | None:
     return run_started_at - SETTLE_WITHOUT_DATE_SECONDS
 
 
-def cap_target(target: int, newest_update: int | None) -> int:
-    """Return the target, at most the newest known update time. For services that send no Date header."""
-    return target if newest_update is None else min(target, newest_update)
-
-
-def remove_lookback(coverage: Coverage, watermark: int, lookback_seconds: int) -> Coverage:
-    """Return the coverage without the lookback window: commits arrive late, and clocks differ."""
-    return remove_span(coverage, watermark - lookback_seconds, None)
+def coverage_before_lookback(ledger: LedgerQueries, settings: Settings) -> Coverage:
+    """Return the coverage, without the lookback window if that is due: commits arrive late, and clocks differ."""
+    coverage, properties = ledger.coverage(), ledger.properties
+    if properties.watermark is None or not properties.lookback_due:
+        return coverage
+    return remove_span(coverage, properties.watermark - int(settings.lookback_seconds), None)
 
 
 def add_completed_windows(coverage: Coverage, windows: Iterable[ListedWindow], lookback_seconds: int) -> Coverage:
-    """Return the coverage after a batch. It counts if the run is killed before its end."""
+    """Return the coverage after a batch. It counts if the run is killed before its end.
+
+    Files can be committed late, or get timestamps of a slow clock, up to `lookback_seconds` after the list.
+    """
     for completed in windows:
-        span = covered_span(completed.window, completed.listed_at, lookback_seconds)
-        if completed.is_consistent and span is not None:
-            coverage = add_span(coverage, *span)
+        window, end = completed.window, completed.listed_at - lookback_seconds
+        if window.end is not None:
+            end = min(end, window.end)
+        if completed.is_consistent and (window.start is None or end > window.start):
+            coverage = add_span(coverage, window.start, end)
     return coverage
 
 

@@ -18,12 +18,12 @@ from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
 from pipeline.crawl.crawler import Crawler
 from pipeline.crawl.listing import WindowReader, WindowResult
 from pipeline.crawl.models import CommitBatch, CrawlOptions, CrawlStats, RefetchRequest, SharedFileIdError
-from pipeline.crawl.windows import ALL_TIME, Coverage, Window, uncovered_windows
+from pipeline.crawl.windows import ALL_TIME, Coverage, Window, remove_span, uncovered_windows
 from pipeline.emulator import Emulator
 from pipeline.emulator.documents import ALL_INCLUDES
 from pipeline.emulator.world import change_one
 from pipeline.lake.models import FileVersionRecord
-from pipeline.sync.watermark import add_completed_windows, add_read_windows, advance, fix_target, remove_lookback
+from pipeline.sync.watermark import add_completed_windows, add_read_windows, advance, fix_target
 from schemas.file_versions import content_digest
 from schemas.includes import INCLUDES
 from schemas.requests import FileQuery
@@ -200,7 +200,7 @@ async def run_crawl(
         lookback_seconds=LOOKBACK,
     )
     if lake.watermark is not None:
-        lake.coverage = remove_lookback(lake.coverage, lake.watermark, LOOKBACK)
+        lake.coverage = remove_span(lake.coverage, lake.watermark - LOOKBACK, None)
     windows_read = list(windows) if windows is not None else uncovered_windows(lake.coverage)
     inconsistent: list[Window] = []
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
 from pipeline.crawl.models import ListedWindow
 from pipeline.crawl.windows import ALL_TIME, Window
+from pipeline.settings import Settings
 from pipeline.sync.watermark import (
     add_completed_windows,
     add_read_windows,
     advance,
-    cap_target,
+    coverage_before_lookback,
     fix_target,
-    remove_lookback,
     repair_target,
 )
 from tests.rows import every
+
+if TYPE_CHECKING:
+    from pipeline.lake.ledger_queries import LedgerQueries
 
 
 @every(
@@ -34,15 +40,19 @@ def test_the_target_is_the_services_clock_less_the_settle_time(
     assert fix_target(service, local, settle_seconds=settle, lookback_seconds=lookback) == target
 
 
-def test_targets_are_capped_and_watermarks_repaired() -> None:
-    """A target ends at the newest update; a watermark later than its run can reach goes to ten minutes before it."""
-    assert (cap_target(500, 400), cap_target(500, 600), cap_target(500, None)) == (400, 500, 500)
+def test_watermarks_are_repaired() -> None:
+    """A watermark later than its run can reach goes to ten minutes before it."""
     assert (repair_target(10_300, 10_000), repair_target(10_301, 10_000)) == (None, 9_400)
 
 
 def test_coverage_ends_before_the_lookback_and_has_the_gaps_of_inconsistent_lists() -> None:
     """A window counts up to its list's time less the lookback, open ones to the target, inconsistent ones not."""
-    assert remove_lookback(((None, 1_000),), 1_000, 300) == ((None, 700),)
+    settings = Settings(lookback_seconds=300)
+    cases: list[tuple[int | None, bool, int]] = [(1_000, True, 700), (1_000, False, 1_000), (None, True, 1_000)]
+    for watermark, is_due, end in cases:
+        properties = SimpleNamespace(watermark=watermark, lookback_due=is_due)
+        ledger = cast("LedgerQueries", SimpleNamespace(coverage=lambda: ((None, 1_000),), properties=properties))
+        assert coverage_before_lookback(ledger, settings) == ((None, end),)
     lists = [ListedWindow(ALL_TIME, 1_000), ListedWindow(ALL_TIME, 2_000, is_consistent=False)]
     assert add_completed_windows((), lists, 300) == ((None, 700),)
     windows = [Window(None, 100), Window(100, None)]
