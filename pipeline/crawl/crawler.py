@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -85,7 +86,9 @@ class Crawler:
                 read_in_one_response = await self._list_all(windows, batcher)
                 await self._refetch_all(refetches, batcher)
                 if newest is not None and not read_in_one_response:
-                    await self._reread_newest(newest, batcher)
+                    # Files that moved there during the crawl, in order of time. Those that change faster than they can
+                    # be listed are after the watermark: the next run reads them.
+                    await self._list_all([newest], batcher, workers=1, max_windows=_MAX_REREADS)
                 batcher.finish()
                 await committer
                 workers.cancel()
@@ -100,8 +103,15 @@ class Crawler:
 
     # Listing
 
-    async def _list_all(self, windows: Iterable[Window], batcher: Batcher) -> bool:
-        """Read all windows, oldest first. Return whether one response had everything: then no file can have moved."""
+    async def _list_all(
+        self,
+        windows: Iterable[Window],
+        batcher: Batcher,
+        *,
+        workers: int = _LIST_WORKERS,
+        max_windows: float = math.inf,
+    ) -> bool:
+        """Read windows, oldest first. Return whether one response had everything: then no file can have moved."""
         heap = [(_window_sort_key(window), window) for window in windows]
         heapq.heapify(heap)
         self._free_calls += _MAX_CALLS_PER_WINDOW * len(heap)
@@ -112,7 +122,7 @@ class Crawler:
 
         async def list_windows() -> None:
             nonlocal windows_read, busy_workers
-            while heap or busy_workers:
+            while (heap or busy_workers) and windows_read < max_windows:
                 if not heap:
                     wake.clear()
                     await wake.wait()
@@ -128,21 +138,9 @@ class Crawler:
                     wake.set()
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(_LIST_WORKERS):
+            for _ in range(workers):
                 group.create_task(list_windows())
         return windows_read <= 1
-
-    async def _reread_newest(self, window: Window, batcher: Batcher) -> None:
-        """Read the newest window again, in order of time, for files that moved there during the crawl."""
-        heap = [(_window_sort_key(window), window)]
-        self.stats.windows_total += 1
-        for _ in range(_MAX_REREADS):
-            if not heap:
-                return
-            _, oldest = heapq.heappop(heap)
-            for sub_window in await self._list(oldest, batcher):
-                heapq.heappush(heap, (_window_sort_key(sub_window), sub_window))
-        # Files that change faster than they can be listed are after the watermark: the next run reads them.
 
     async def _list(self, window: Window, batcher: Batcher) -> tuple[Window, ...]:
         self._check_list_calls()
@@ -217,19 +215,12 @@ class Crawler:
 
 
 def _window_sort_key(window: Window) -> tuple[float, float]:
-    low = float("-inf") if window.start is None else window.start
-    return low, float("inf") if window.end is None else window.end
+    return -math.inf if window.start is None else window.start, math.inf if window.end is None else window.end
 
 
 def _primary_failure(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the most informative failure: the first of scanlake's own errors, else the first."""
-    leaves: list[BaseException] = []
-    stack: list[BaseException] = [failures]
-    while stack:
-        failure = stack.pop()
-        if isinstance(failure, BaseExceptionGroup):
-            stack.extend(reversed(failure.exceptions))
-        else:
-            leaves.append(failure)
-    own_errors = (failure for failure in leaves if isinstance(failure, ScanlakeError | SharedFileIdError))
-    return next(own_errors, leaves[0])
+    failure: BaseException = failures.subgroup((ScanlakeError, SharedFileIdError)) or failures
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    return failure

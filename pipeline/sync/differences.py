@@ -67,18 +67,12 @@ class SeenFiles:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def mark_seen(self, file_id: int) -> None:
-        """Mark a file that the list shows."""
-        index = bisect_left(self._ids, file_id)
-        if index < len(self._ids) and self._ids[index] == file_id and not self._is_seen[index]:
-            self._is_seen[index] = 1
-            self.seen_count += 1
-
-    def mark_untimed(self, file_id: int) -> None:
-        """Mark a file that the list shows without an update time."""
+    def mark_seen(self, file_id: int, *, is_untimed: bool = False) -> None:
+        """Mark a file that the list shows, perhaps without an update time."""
         index = bisect_left(self._ids, file_id)
         if index < len(self._ids) and self._ids[index] == file_id:
-            self._is_seen[index] = _SEEN_UNTIMED
+            self.seen_count += not self._is_seen[index]
+            self._is_seen[index] = max(self._is_seen[index], _SEEN_UNTIMED if is_untimed else 1)
 
     def list_untimed(self) -> list[int]:
         """Return the files that the list has shown without an update time."""

@@ -238,7 +238,7 @@ class _Verify:
             if is_new:
                 self._new_files.add(version.file_id)
             elif version.updated_at is None:
-                seen_files.mark_untimed(version.file_id)
+                seen_files.mark_seen(version.file_id, is_untimed=True)
                 continue
             else:
                 self._count_moved_back(stored[version.file_id].updated_at or 0, version.updated_at)
