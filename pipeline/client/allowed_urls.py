@@ -96,10 +96,6 @@ def origin(url: str) -> Origin:
         raise ProtocolError(f"The service named a URL that {problem}.") from None
 
 
-def _format_host(scheme: str, host: str, port: int) -> str:
-    return join_host_port(host, None if port == _PORTS[scheme] else port)
-
-
 def resolve_named_url(url: str, base: str, subject: str) -> tuple[str, Origin]:
     """Return a URL that the service at `base` names, absolute, and its origin. Raises `ProtocolError` about `subject`.
 
@@ -115,8 +111,8 @@ def resolve_named_url(url: str, base: str, subject: str) -> tuple[str, Origin]:
             raise ProtocolError(f"The service named {subject} that is invalid.") from None
         if (parts := _ABSOLUTE.fullmatch(joined)) is None:
             raise ProtocolError("The service named a URL that is not plain http or https.")
-    target = _check_origin(parts[1], base, subject)
-    return f"{target[0]}://{_format_host(*target)}{parts[2]}", target
+    scheme, host, port = target = _check_origin(parts[1], base, subject)
+    return f"{scheme}://{join_host_port(host, None if port == _PORTS[scheme] else port)}{parts[2]}", target
 
 
 @lru_cache(_KEPT_ORIGINS)

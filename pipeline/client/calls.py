@@ -229,8 +229,6 @@ class RequestStats(Struct):
 
     list: int = 0
     detail: int = 0
-    share: int = 0
-    report: int = 0
     other: int = 0
     retries: int = 0
     throttled: int = 0
@@ -240,7 +238,7 @@ class RequestStats(Struct):
     @property
     def requests(self) -> int:
         """All requests that were sent, with retries."""
-        return self.list + self.detail + self.share + self.report + self.other + self.retries
+        return self.list + self.detail + self.other + self.retries
 
 
 class ApiCall(Struct, Generic[Value]):

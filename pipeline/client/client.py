@@ -198,7 +198,7 @@ class Client:
 
     async def create_share(self, request: ShareRequest) -> Share:
         """Create a share. A request that may have reached the service is never repeated: `OutcomeUnknownError`."""
-        self.stats.share += 1
+        self.stats.other += 1
         url = self._build_url(f"{self._base_url}{API_PREFIX}/share", request.parameters())
         return await self._runner.run(ApiCall("GET /share", url, parse_share, is_idempotent=False))
 
@@ -207,7 +207,7 @@ class Client:
 
         `timeout_seconds` is for the answer: that to a synchronous order comes when the report is made.
         """
-        self.stats.report += 1
+        self.stats.other += 1
         call: ApiCall[ReportOrder] = ApiCall(
             "POST /reports",
             self._build_url(f"{self._base_url}{API_PREFIX}/reports", []),

@@ -235,7 +235,9 @@ class Downloader:
         target = link.address.partition("#")[0]
         if self._credentials is None or not self._needs_token or link.origin != self._own_origin:
             return URL(target, encoded=True), {}
-        return add_token(target, self._credentials.query), self._credentials.headers
+        if self._credentials.query and "token=" not in target:
+            target += ("&" if "?" in target else "?") + self._credentials.query
+        return URL(target, encoded=True), self._credentials.headers
 
     async def _proxy_for(self, target: Origin) -> str | None:
         """Return the proxy for an origin. The proxy resolves names; private ones are refused here."""
@@ -244,10 +246,3 @@ class Downloader:
             return None
         await self._resolver.check_not_private(host)
         return self._options.proxy
-
-
-def add_token(target: str, token_query: str) -> URL:
-    """Return a URL of the service with the token in its query, if it belongs there and is not in it yet."""
-    if token_query and "token=" not in target:
-        target += ("&" if "?" in target else "?") + token_query
-    return URL(target, encoded=True)

@@ -6,6 +6,7 @@ retry policy of its own, so an image host that is slow or down does not slow dow
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
@@ -40,41 +41,25 @@ class ImageType(NamedTuple):
     extension: str
 
 
-_JPEG: Final = ImageType("image/jpeg", "jpg")
-_PNG: Final = ImageType("image/png", "png")
-_GIF: Final = ImageType("image/gif", "gif")
-_WEBP: Final = ImageType("image/webp", "webp")
-_TIFF: Final = ImageType("image/tiff", "tif")
-_BMP: Final = ImageType("image/bmp", "bmp")
-_HEIC: Final = ImageType("image/heic", "heic")
-_AVIF: Final = ImageType("image/avif", "avif")
-_PDF: Final = ImageType("application/pdf", "pdf")
-_STARTS: Final = (
-    (b"\xff\xd8\xff", _JPEG),
-    (b"\x89PNG\r\n\x1a\n", _PNG),
-    (b"GIF87a", _GIF),
-    (b"GIF89a", _GIF),
-    (b"II*\0", _TIFF),
-    (b"MM\0*", _TIFF),
-    (b"%PDF-", _PDF),
+_TYPES: Final = tuple(
+    (re.compile(start, re.DOTALL), ImageType(mime, extension))
+    for start, mime, extension in (
+        (rb"\xff\xd8\xff", "image/jpeg", "jpg"),
+        (rb"\x89PNG\r\n\x1a\n", "image/png", "png"),
+        (rb"GIF8[79]a", "image/gif", "gif"),
+        (rb"RIFF....WEBP", "image/webp", "webp"),
+        (rb"II\*\0|MM\0\*", "image/tiff", "tif"),
+        (rb"BM....\0\0\0\0", "image/bmp", "bmp"),  # "BM" alone begins many texts; zeros follow the size
+        (rb"....ftyp(?:hei[cxms]|hevc|mif1|msf1)", "image/heic", "heic"),
+        (rb"....ftypavi[fs]", "image/avif", "avif"),
+        (rb"%PDF-", "application/pdf", "pdf"),
+    )
 )
-_BRANDS: Final = {
-    **dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), _HEIC),
-    **dict.fromkeys((b"avif", b"avis"), _AVIF),
-}
 
 
 def find_type(head: bytes) -> ImageType | None:
     """Return the type of a picture by its first bytes; None if they are not of a picture or a PDF."""
-    for start, image_type in _STARTS:
-        if head.startswith(start):
-            return image_type
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return _WEBP
-    if head[4:8] == b"ftyp":
-        return _BRANDS.get(head[8:12])
-    # "BM" alone begins many texts: the four bytes after the size are zero.
-    return _BMP if head[:2] == b"BM" and head[6:10] == b"\0\0\0\0" else None
+    return next((image_type for start, image_type in _TYPES if start.match(head)), None)
 
 
 class ImageTarget(Protocol):
