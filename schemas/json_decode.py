@@ -44,6 +44,15 @@ def decode_json(document: bytes) -> Any:
         return _read_lenient(document)
 
 
+def decode_object(document: bytes) -> dict[str, Any]:
+    """Return the members of a JSON object; none if the document is anything else."""
+    try:
+        value = decode_json(document)
+    except InvalidJsonError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def _read_lenient(document: bytes) -> Any:
     try:
         return json.loads(

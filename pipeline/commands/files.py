@@ -22,7 +22,7 @@ from pipeline.process import run_async
 from pipeline.settings import require_base_url
 from pipeline.text_tables import format_table
 from schemas.includes import INCLUDES
-from schemas.json_decode import decode_json
+from schemas.json_decode import decode_object
 from schemas.requests import MAX_LIMIT, MAX_LIMIT_WITH_INCLUDES, FileQuery
 from schemas.timestamps import parse_instant, to_datetime
 from schemas.value_types import encode_json
@@ -57,8 +57,7 @@ class FoundFiles(Struct):
 
     def add(self, document: bytes) -> None:
         """Add a file as received."""
-        value = decode_json(document)
-        self.files.append(value if isinstance(value, dict) else {})
+        self.files.append(decode_object(document))
 
 
 RESULT: Final = FoundFiles

@@ -8,7 +8,7 @@ from msgspec import Struct, field
 
 from pipeline.crawl.windows import MAX_SECOND, MIN_SECOND
 from schemas.includes import INCLUDES, Include
-from schemas.json_decode import InvalidJsonError, decode_json
+from schemas.json_decode import decode_object
 from schemas.requests import MAX_REFERENCE, FileQuery
 from schemas.timestamps import SECOND, to_datetime
 
@@ -150,11 +150,7 @@ class SharedFileIdError(Exception):
 
 def parse_reference(raw: bytes) -> str | None:
     """Return the reference in a list item or detail, None if it has none."""
-    try:
-        document = decode_json(raw)
-    except InvalidJsonError:
-        return None
-    reference = document.get("scan_code") if isinstance(document, dict) else None
+    reference = decode_object(raw).get("scan_code")
     return reference if isinstance(reference, str) and 0 < len(reference) <= MAX_REFERENCE else None
 
 

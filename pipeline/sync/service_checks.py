@@ -15,7 +15,7 @@ from pipeline.crawl.models import CrawlOptions
 from pipeline.errors import SettingsError
 from pipeline.formatting import pluralize
 from pipeline.lake.part_rows import FileIdentity, read_identities
-from schemas.json_decode import InvalidJsonError, decode_json
+from schemas.json_decode import decode_object
 from schemas.requests import MAX_LIMIT_WITH_INCLUDES, FileQuery
 from schemas.tables import UPLOADS, MergeRule
 from schemas.timestamps import SECOND, parse_instant
@@ -71,7 +71,7 @@ async def find_texts_source(client: Client, lang: str, identity: Identity) -> Te
 
 def _texts(document: Document) -> dict[str, tuple[Any, ...]]:
     """Return the texts that depend on `lang`, by upload; without uploads that have none."""
-    uploads = _decode_object(document.raw).get("uploads")
+    uploads = decode_object(document.raw).get("uploads")
     texts = {}
     for upload in uploads if isinstance(uploads, list) else ():
         if isinstance(upload, dict) and any(upload.get(key) for key in _KEYS):
@@ -187,7 +187,7 @@ def _is_same_file(stored: FileIdentity | None, raw: bytes) -> bool:
 
     Other values may have changed. What one of both does not have is not compared.
     """
-    document = _decode_object(raw)
+    document = decode_object(raw)
     if stored is None:
         return False
     reference, created_at = document.get("scan_code"), document.get("created_at")
@@ -203,17 +203,9 @@ def _is_same_file(stored: FileIdentity | None, raw: bytes) -> bool:
     return any(evidence) and evidence.count(False) < 2
 
 
-def _decode_object(raw: bytes) -> dict[str, Any]:
-    try:
-        document = decode_json(raw)
-    except InvalidJsonError:
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
 def _iter_numbers(raw: bytes, key: str) -> Iterable[int]:
     """Yield the numbers that the uploads of a file have under a key."""
-    uploads = _decode_object(raw).get("uploads")
+    uploads = decode_object(raw).get("uploads")
     for upload in uploads if isinstance(uploads, list) else ():
         number = ID.convert_or_none(upload.get(key)) if isinstance(upload, dict) else None
         if number is not None:

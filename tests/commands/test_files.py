@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from pipeline.commands.files import FoundFiles
 from pipeline.emulator import Emulator, make_quirks
 from schemas.timestamps import format_instant, parse_instant
 from tests.commands.cli_process import called, variables
@@ -98,6 +99,14 @@ async def test_values_of_any_type_are_listed(tmp_path: Path) -> None:
             answer = await called(tmp_path, "files", *arguments, **variables(emulator), **place)
             assert answer.code == 0, answer.err
             assert all(str(file["id"]) in answer.out for file in emulator.truth())
+
+
+def test_a_document_that_no_parser_reads() -> None:
+    """A list item that is nested deeper than the interpreter's stack is a file without values, not a bug."""
+    found = FoundFiles()
+    for document in (b'{"id": 1, "deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", b"7", b'{"id": 2}'):
+        found.add(document)
+    assert found.files == [{}, {}, {"id": 2}]
 
 
 async def test_a_refused_search_names_the_parameter(tmp_path: Path) -> None:
