@@ -151,7 +151,6 @@ class Crawler:
         pending = ListedWindow(window, requested_us // SECOND, observation, is_consistent=result.is_consistent)
         self.stats.windows += not result.sub_windows
         self.stats.windows_total += len(result.sub_windows) - bool(result.sub_windows)
-        self.stats.inconsistent_windows += not result.is_consistent
         await self._in_flight.submit(result.items, pending)
         if not result.sub_windows:
             self.stats.rejects += len(pending.rejects)

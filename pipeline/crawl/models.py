@@ -96,7 +96,6 @@ class CrawlStats(Struct):
     rejects: int = 0
     windows: int = 0
     windows_total: int = 0  # with the windows that are still to be read
-    inconsistent_windows: int = 0
 
     def add(self, other: CrawlStats) -> None:
         """Add the counters of an earlier crawl of the same run."""
