@@ -17,7 +17,7 @@ from pipeline.formatting import pluralize
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from pipeline.crawl.models import RefetchRequest
 
@@ -128,18 +128,10 @@ def plan_repair_windows(updates: Iterable[int | None], *, max_windows: int) -> l
         if update is None:
             return [ALL_TIME]
         seconds.add(update // SECOND)
-    windows = [Window(start, end) for start, end in _merge_seconds(sorted(seconds))]
-    return windows if len(windows) <= max_windows else [ALL_TIME]
-
-
-def _merge_seconds(seconds: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield half-open spans that contain the sorted seconds, with small gaps closed."""
-    if not seconds:
-        return
-    start = end = seconds[0]
-    for second in seconds:
-        if second - end > _MERGE_GAP_SECONDS:
-            yield start, end
-            start = second
-        end = second + 1
-    yield start, end
+    spans: list[list[int]] = []
+    for second in sorted(seconds):
+        if spans and second - spans[-1][1] <= _MERGE_GAP_SECONDS:
+            spans[-1][1] = second + 1
+        else:
+            spans.append([second, second + 1])
+    return [Window(start, end) for start, end in spans] if len(spans) <= max_windows else [ALL_TIME]
