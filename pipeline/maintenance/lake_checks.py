@@ -146,7 +146,7 @@ def _check_source(properties: LakeProperties, settings: Settings) -> Iterator[Fi
 def _check_watermark(properties: LakeProperties, settings: Settings) -> Iterator[Finding]:
     watermark = properties.watermark
     if watermark is None:
-        yield warning("lake", "watermark", "no sync has finished yet", "Run `scanlake sync`.")
+        yield warning("lake", "watermark", "none: the next sync lists all files", "Run `scanlake sync`.")
     else:
         age = time.time() - watermark
         problem = f"the lake has every update before {to_datetime(watermark * SECOND):%Y-%m-%dT%H:%M:%SZ}"

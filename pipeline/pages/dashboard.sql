@@ -121,7 +121,8 @@ CREATE TEMP VIEW last_verification AS FROM meta.verifications ORDER BY verified_
 
 -- What needs attention, but for the age of the watermark, with the section about it.
 CREATE TEMP VIEW problems AS
-SELECT 'No sync has finished yet: the lake is incomplete.' AS text, 'runs' AS key FROM page WHERE watermark IS NULL
+SELECT 'The lake has no watermark: it may lack files until a sync has listed all.' AS text, 'runs' AS key
+          FROM page WHERE watermark IS NULL
 UNION ALL SELECT 'This snapshot was published during a run.', 'runs' FROM page WHERE NOT complete
 UNION ALL SELECT 'Syncs are paused: the lake was rolled back to snapshot ' || paused_at || '.', 'runs'
           FROM page WHERE paused_at IS NOT NULL
