@@ -215,11 +215,6 @@ class Settings(BaseModel):
         "sync; the next one retries.",
     )
     images_thumbnails: bool = Field(default=False, description="Also fetch the thumbnails.")
-    images_max_bytes: Annotated[int, Field(ge=1)] | None = Field(
-        default=None,
-        description="Maximum size of all images in the lake, in bytes. The command stops before it. Unset: no limit.",
-        examples=[500_000_000_000],
-    )
 
     query_memory_bytes: Annotated[int, Field(ge=100_000_000)] = Field(
         default=2_000_000_000,

@@ -48,7 +48,7 @@ def run(
     damaged ones again.
 
     Exit codes: 0 done, 4 some images are not found, refused or failed, 1 an image host is down (run again), 3 token
-    refused, 5 another run holds the lake, 7 the disk or images_max_bytes is full.
+    refused, 5 another run holds the lake, 7 the disk is full.
     """
     settings = context.settings()
     require_base_url(settings)

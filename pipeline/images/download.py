@@ -238,7 +238,7 @@ class ImageDownloader:
         return [outcome for outcome in batch if outcome is not None], batch[-1] is None
 
     def _drop_outcomes(self) -> None:
-        """Remove complete downloads that cannot be stored now: the disk is full, or the limit reached."""
+        """Remove complete downloads that cannot be stored now: the disk is full."""
         while not self._outcomes.empty():
             outcome = self._outcomes.get_nowait()
             if isinstance(outcome, CompleteDownload):
@@ -335,7 +335,7 @@ def fetch_images(
     """
     ledger = lake.ledger
     summary.is_decoded = can_decode()
-    writer = ImageWriter(lake, settings, summary)
+    writer = ImageWriter(lake, summary)
     try:
         with open_catalog(settings) as catalog:
             work = _create_work_list(catalog, settings, selection)  # wrong SQL is refused before anything is written

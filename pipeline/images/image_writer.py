@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
 from itertools import islice
 from queue import LifoQueue
 from threading import Lock
@@ -13,21 +12,18 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from pipeline.client.image_client import find_type
-from pipeline.errors import StorageError
-from pipeline.formatting import format_bytes
 from pipeline.images.storing import StoreResult
-from pipeline.lake.image_records import ImageRecord, ImageState, ImageTotals, find_stored, read_totals, write_images
+from pipeline.lake.image_records import ImageRecord, ImageState, ImageTotals, write_images
 from pipeline.lake.image_store import CompleteDownload, ImageStore, remove_files
 from pipeline.lake.layout import translate_os_errors
 from pipeline.worker_process import WorkerEndedError, WorkerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from pipeline.images.storing import ImageContent
     from pipeline.lake.lake import Lake
     from pipeline.lake.layout import LakeLayout
-    from pipeline.settings import Settings
 
 _ADOPTED_BATCH: Final = 256
 _MAX_REASONS: Final = 50
@@ -36,15 +32,13 @@ _MAX_REASONS: Final = 50
 class ImageWriter:
     """Writes the outcomes of one run. Several threads may use it: they wait for the disk together."""
 
-    def __init__(self, lake: Lake, settings: Settings, summary: ImageSummary) -> None:
+    def __init__(self, lake: Lake, summary: ImageSummary) -> None:
         self.store = ImageStore(lake.layout)
         self._pool = StoringPool(lake.layout)
         self._ledger = lake.ledger
-        self._settings = settings
         self._summary = summary
-        self._bytes = read_totals(lake.ledger).bytes
         self._reasons: Counter[str] = Counter()
-        self._limited, self._committing = Lock(), Lock()
+        self._committing = Lock()
 
     def adopt(self) -> None:
         """Create the folders, and store the complete downloads of a run that was killed."""
@@ -58,59 +52,24 @@ class ImageWriter:
         """End the workers, when no thread writes any more."""
         self._pool.close()
 
-    def write(self, batch: Iterable[CompleteDownload | ImageRecord]) -> None:
-        """Store the pictures of a batch and commit the rows.
-
-        Raises `StorageError`, after the commit if a limit is reached: complete downloads are on the disk already, and
-        those that fit are committed.
-        """
-        # A limit counts what was stored before, so then one batch comes after the other.
-        with self._limited if self._settings.images_max_bytes is not None else nullcontext():
-            self._write(list(batch))
-
-    def _write(self, batch: Sequence[CompleteDownload | ImageRecord]) -> None:
+    def write(self, batch: Sequence[CompleteDownload | ImageRecord]) -> None:
+        """Store the pictures of a batch and commit the rows. Raises `StorageError`, after it if space is low."""
         fetched = [outcome for outcome in batch if isinstance(outcome, CompleteDownload)]
         others = [outcome for outcome in batch if isinstance(outcome, ImageRecord)]
-        fitting, problem = self._select_within_limit(fetched)
-        result = self._pool.store(fitting) if fitting else StoreResult()
-        records = [*others, *map(_describe, fitting, result.contents)]
+        result = self._pool.store(fetched) if fetched else StoreResult()
+        records = [*others, *map(_describe, fetched, result.contents)]
         with self._committing:
             write_images(self._ledger, records)
             self._count(records, result.new)
         remove_files(image.path for image in fetched)
-        if problem is not None:
-            raise problem
         self.store.require_space()
-
-    def _select_within_limit(
-        self, fetched: Sequence[CompleteDownload]
-    ) -> tuple[Sequence[CompleteDownload], StorageError | None]:
-        """Return the pictures for which images_max_bytes has room if none of them is refused, and why not all."""
-        if (limit := self._settings.images_max_bytes) is None:
-            return fetched, None
-        total = self._bytes
-        known = find_stored(self._ledger, {image.sha256 for image in fetched})
-        for number, image in enumerate(fetched):
-            total += 0 if image.sha256 in known else image.bytes
-            if total > limit:
-                size = total - image.bytes
-                problem = StorageError(
-                    f"images_max_bytes: the images of the lake have {format_bytes(size)}, and the next one exceeds"
-                    f" {format_bytes(limit)}.",
-                    hint="Raise images_max_bytes, or select fewer uploads with --where.",
-                )
-                return fetched[:number], problem
-            known.add(image.sha256)
-        return fetched, None
 
     def _count(self, records: Sequence[ImageRecord], new: Collection[str]) -> None:
         summary = self._summary
         stored = [record for record in records if record.state is ImageState.STORED]
         summary.stored += len(stored)
         summary.duplicates += len(stored) - len(new)
-        size = sum({record.sha256: record.bytes or 0 for record in stored if record.path in new}.values())
-        self._bytes += size
-        summary.bytes += size
+        summary.bytes += sum({record.sha256: record.bytes or 0 for record in stored if record.path in new}.values())
         for record in records:
             if record.state is not ImageState.STORED:
                 setattr(summary, record.state, getattr(summary, record.state) + 1)

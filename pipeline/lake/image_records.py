@@ -142,15 +142,6 @@ def _iter_changed(ledger: LedgerQueries, since_change: int) -> Iterator[Sequence
             yield [_to_record(row) for row in rows]
 
 
-def find_stored(ledger: LedgerQueries, sha256s: Iterable[str]) -> set[str]:
-    """Return those of the hashes that a row has."""
-    stored: set[str] = set()
-    for sha256 in sha256s:
-        if ledger.query("SELECT 1 FROM image WHERE sha256 = ? LIMIT 1", (sha256,)):
-            stored.add(sha256)
-    return stored
-
-
 def read_images_of(ledger: LedgerQueries, prefix: str) -> list[ImageRecord]:
     """Return the rows of stored pictures whose hash begins with two hexadecimal digits."""
     sql = f"SELECT {', '.join(COLUMNS)} FROM image WHERE sha256 >= ? AND sha256 < ?"

@@ -15,7 +15,6 @@ from pipeline.lake import image_store
 from pipeline.lake.image_records import ImageKey, ImageKind
 from pipeline.lake.image_store import ImageFiles
 from pipeline.lake.lake import Lake
-from pipeline.settings import Settings
 from tests.lake.powerloss import LEDGER, losses, recorded
 from tests.lake.test_power_loss import write
 
@@ -36,7 +35,7 @@ def in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def _store_images(folder: Path) -> None:
     """Three batches; each has a content of the batch before."""
     with Lake(folder, doing="test") as lake:
-        writer = ImageWriter(lake, Settings(lake=folder), ImageSummary())
+        writer = ImageWriter(lake, ImageSummary())
         writer.store.prepare()
         for batch in range(_BATCHES):
             downloads = []
