@@ -19,7 +19,7 @@ from pipeline.client.errors import ANSWER_KINDS, RetriesExhaustedError
 from pipeline.client.image_client import DownloadedImage, ImageAnswer, InvalidLink, RefusedImage
 from pipeline.client.protocol import NotFound
 from pipeline.crawl.details import detail_for_key
-from pipeline.errors import ServiceUnavailableError, TimeLimitReachedError
+from pipeline.errors import ServiceUnavailableError
 from pipeline.formatting import pluralize
 from pipeline.images.image_writer import MAX_WORKERS, ImageWriter
 from pipeline.images.storing import can_decode
@@ -348,9 +348,7 @@ def fetch_images(
             if counts.to_fetch:
                 downloader = ImageDownloader(settings, token, writer, summary)
                 run = downloader.run(work, progress, identity=ledger.properties.identity, total=counts.to_fetch)
-                run_async(_run_within_limit(settings.max_duration_seconds, run))
-    except TimeLimitReachedError:
-        summary.state = "stopped"
+                run_async(_run_within_limit(settings.max_duration_seconds, run, summary))
     finally:
         writer.close()
         summary.lake = read_totals(ledger)
@@ -361,9 +359,9 @@ def _create_work_list(catalog: duckdb.DuckDBPyConnection, settings: Settings, se
         return WorkList(catalog, selection)
 
 
-async def _run_within_limit(max_seconds: float | None, work: Coroutine[Any, Any, None]) -> None:
+async def _run_within_limit(max_seconds: float | None, work: Coroutine[Any, Any, None], summary: ImageSummary) -> None:
     try:
         async with asyncio.timeout(max_seconds):
             await work
     except TimeoutError:
-        raise TimeLimitReachedError(f"The run stopped after {max_seconds:g} s (max_duration_seconds).") from None
+        summary.state = "stopped"
