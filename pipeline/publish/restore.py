@@ -99,6 +99,10 @@ def _download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
         content = find_foreign_content(copy)
     if content is not None:
         raise LakeCorruptedError(f"{store.url(path)} is no ledger of scanlake: {content}.")
+
+    def download_part(part: Part) -> None:
+        _download(store, to_target_path(part.name, part.sha256), layout.part_path(part.name), part.sha256, part.bytes)
+
     with closing(Ledger(copy)) as ledger:
         parts = ledger.parts()
         # A name that leads out of the folder would be read, renamed or deleted there, perhaps by a later purge.
@@ -108,15 +112,9 @@ def _download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
             raise LakeCorruptedError(f"{store.url(path)} names a file that is no image.")
         if ledger.count("SELECT count(*) FROM report_order WHERE pdf LIKE '%/%'"):
             raise LakeCorruptedError(f"{store.url(path)} names a file that is no PDF of a report.")
-
-    def download_part(part: Part) -> None:
-        _download(store, to_target_path(part.name, part.sha256), layout.part_path(part.name), part.sha256, part.bytes)
-
-    run_side_by_side(download_part, parts)
-    problems = {}
-    if record.images is not None:
-        with closing(Ledger(copy)) as ledger:
-            problems = download_images(store, layout, ledger, whole_at=record.images.whole_at)
+        run_side_by_side(download_part, parts)
+        images = record.images
+        problems = {} if images is None else download_images(store, layout, ledger, whole_at=images.whole_at)
     with translate_os_errors(layout.ledger):
         for folder in sorted({layout.part_path(part.name).parent for part in parts}):
             fsync_dir(folder)
@@ -125,7 +123,7 @@ def _download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
     return problems
 
 
-def _download(store: ObjectStore, path: str, file: Path, sha256: str, size: int | None) -> None:
+def _download(store: ObjectStore, path: str, file: Path, sha256: str, size: int) -> None:
     with translate_os_errors(file):
         if not store.download(path, file, size) or sha256_file(file) != sha256:
             raise LakeCorruptedError(f"{store.url(path)} differs from what was backed up.")
