@@ -167,16 +167,14 @@ def fsync_dir(path: Path) -> None:
 
 
 @contextmanager
-def lock_file(
-    path: Path | str, *, blocking: bool = False, dir_fd: int | None = None, read_only: bool = False
-) -> Iterator[int]:
+def lock_file(path: Path, *, blocking: bool = False, read_only: bool = False) -> Iterator[int]:
     """Hold an exclusive lock on a file or a folder and yield its descriptor; create the file if it does not exist.
 
     Waits for the lock if `blocking`, otherwise raises `FileLockedError` while another process holds it. The kernel
-    releases the lock with the process. `dir_fd` is the open folder of `path`. A file that is a link is refused. With
-    `read_only` the lock is shared, and the file must exist.
+    releases the lock with the process. A file that is a link is refused. With `read_only` the lock is shared, and the
+    file must exist.
     """
-    handle = _open_lock(path, dir_fd, read_only=read_only)
+    handle = _open_lock(path, read_only=read_only)
     try:
         try:
             kind = fcntl.LOCK_SH if read_only else fcntl.LOCK_EX
@@ -188,8 +186,8 @@ def lock_file(
         os.close(handle)
 
 
-def _open_lock(path: Path | str, dir_fd: int | None, *, read_only: bool) -> int:
-    if dir_fd is None and os.path.isdir(path):  # noqa: PTH112 - `path` may be a name
+def _open_lock(path: Path, *, read_only: bool) -> int:
+    if path.is_dir():
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=dir_fd)
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from contextlib import ExitStack, contextmanager
 from datetime import datetime  # noqa: TC003 - the JSON page reads the types
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,11 +16,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from pipeline.atomic_files import FileLockedError, lock_file
 from pipeline.client.errors import OutcomeUnknownError, RequestRejectedError
 from pipeline.crawl.models import parse_reference
-from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
-from pipeline.lake.layout import translate_os_errors
+from pipeline.errors import ScanlakeError, SettingsError
+from pipeline.lake.layout import hold_lock
 from pipeline.lake.request_log import ShareRecord, ShareState
 from pipeline.logs import get_logger
 from pipeline.process import await_response
@@ -29,7 +27,8 @@ from schemas.requests import FileQuery, ShareRequest
 from schemas.timestamps import parse_instant, to_datetime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
+    from contextlib import AbstractContextManager
 
     from pipeline.client.client import Client
     from pipeline.client.protocol import Share
@@ -91,17 +90,9 @@ def request_hash(request: ShareRequest) -> str:
     return hashlib.sha256(json.dumps(sorted(request.parameters())).encode()).hexdigest()
 
 
-@contextmanager
-def lock_shares(layout: LakeLayout) -> Iterator[None]:
+def lock_shares(layout: LakeLayout) -> AbstractContextManager[int]:
     """Hold the lock of shares: two concurrent runs would create the same link twice. Raises `LakeLockedError`."""
-    path = layout.root / _LOCK_NAME
-    with ExitStack() as stack:
-        try:
-            with translate_os_errors(path):
-                stack.enter_context(lock_file(path))
-        except FileLockedError:
-            raise LakeLockedError("Another run creates shares.") from None
-        yield
+    return hold_lock(layout.root / _LOCK_NAME, "Another run creates shares.")
 
 
 class ShareRun:

@@ -110,6 +110,18 @@ def translate_os_errors(subject: Path) -> Iterator[None]:
 
 
 @contextmanager
+def hold_lock(path: Path, problem: str) -> Iterator[int]:
+    """Hold the lock of a file and yield its descriptor. Raises `LakeLockedError` while another process holds it."""
+    with ExitStack() as stack:
+        with translate_os_errors(path):
+            try:
+                handle = stack.enter_context(lock_file(path))
+            except FileLockedError:
+                raise LakeLockedError(problem) from None
+        yield handle
+
+
+@contextmanager
 def write_read_only(target: Path) -> Iterator[Path]:
     """Yield a temporary path; on success it replaces `target` durably and read-only. Raises `StorageError`."""
     with translate_os_errors(target), atomic_write(target, mode=READ_ONLY) as temp:

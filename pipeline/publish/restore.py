@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
-from pipeline.atomic_files import (
-    READ_ONLY,
-    FileLockedError,
-    fsync_dir,
-    fsync_file,
-    is_temp_file,
-    lock_file,
-    sha256_file,
-    temp_name,
-)
-from pipeline.errors import LakeCorruptedError, LakeLockedError, SettingsError
+from pipeline.atomic_files import READ_ONLY, fsync_dir, fsync_file, is_temp_file, sha256_file, temp_name
+from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.file_names import is_image_path, is_part_name, is_part_path
 from pipeline.lake.image_records import forget_missing_pictures, iter_paths
 from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, RESTORE_MARK, has_restore_mark, require_outside_lakes
-from pipeline.lake.layout import LakeLayout, translate_os_errors
+from pipeline.lake.layout import LakeLayout, hold_lock, translate_os_errors
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_format import find_foreign_content, translate_sqlite_errors
 from pipeline.publish.image_objects import download_images
@@ -168,14 +159,10 @@ def _is_own(folder: Path, path: Path) -> bool:
 @contextmanager
 def _restore_in_progress(folder: Path) -> Iterator[None]:
     """Mark the folder as an incomplete restore and lock it. The caller removes the mark."""
-    with ExitStack() as stack:
+    with hold_lock(folder / RESTORE_IN_PROGRESS, f"Another restore writes to {folder}.") as handle:
         with translate_os_errors(folder):
-            try:
-                handle = stack.enter_context(lock_file(folder / RESTORE_IN_PROGRESS))
-                os.pwrite(handle, RESTORE_MARK, 0)
-                os.fsync(handle)
-            except FileLockedError:
-                raise LakeLockedError(f"Another restore writes to {folder}.") from None
+            os.pwrite(handle, RESTORE_MARK, 0)
+            os.fsync(handle)
         yield
 
 

@@ -18,17 +18,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from pipeline.atomic_files import (
-    READ_ONLY,
-    FileLockedError,
-    fsync_dir,
-    is_temp_file,
-    lock_file,
-    rename_without_overwrite,
-    temp_name,
-)
-from pipeline.errors import LakeLockedError, SettingsError, StorageError
-from pipeline.lake.layout import translate_os_errors
+from pipeline.atomic_files import READ_ONLY, fsync_dir, is_temp_file, rename_without_overwrite, temp_name
+from pipeline.errors import SettingsError, StorageError
+from pipeline.lake.layout import hold_lock, translate_os_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,22 +45,15 @@ def open_job_folder(path: Path, new_job: str) -> Iterator[JobFolder]:
 
     Raises `SettingsError` if the folder holds other files, `LakeLockedError` while another run uses the folder.
     """
-    with ExitStack() as stack:
-        with translate_os_errors(path):
-            try:
-                path.mkdir(parents=True, exist_ok=True)
-            except (FileExistsError, NotADirectoryError):
-                raise SettingsError(f"--out {path} is a file or is below a file.", hint=_FOLDER_HINT) from None
-            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        stack.callback(os.close, handle)
-        names = _names(path)
-        if names and MARKER not in names:
-            raise SettingsError(f"--out {path} is not empty and belongs to no job.", hint=_FOLDER_HINT)
+    with translate_os_errors(path):
         try:
-            with translate_os_errors(path / MARKER):
-                marker = stack.enter_context(lock_file(MARKER, dir_fd=handle))
-        except FileLockedError:
-            raise LakeLockedError("Another run uses this folder.") from None
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise SettingsError(f"--out {path} is a file or is below a file.", hint=_FOLDER_HINT) from None
+        names = _names(path)
+    if names and MARKER not in names:
+        raise SettingsError(f"--out {path} is not empty and belongs to no job.", hint=_FOLDER_HINT)
+    with hold_lock(path / MARKER, "Another run uses this folder.") as marker:
         with translate_os_errors(path / MARKER):
             record = _read_or_write_record(path, marker, new_job)
             fsync_dir(path)
