@@ -69,8 +69,8 @@ class ObjectStore(ABC):
         """
 
     @abstractmethod
-    def hash(self, path: str) -> str:
-        """Return the SHA-256 of an object in hex; its content is read if the store does not keep the hash."""
+    def hash_content(self, path: str) -> str:
+        """Return the SHA-256 of an object's content in hex, of which the store can keep another."""
 
     @abstractmethod
     def head(self, path: str) -> StoredObject | None:
@@ -101,6 +101,11 @@ class ObjectStore(ABC):
         if stored is None:
             raise PublishError(f"{self.url(path)}: the object does not exist.", hint="Correct the URL.")
         return stored[0]
+
+    def hash(self, path: str) -> str:
+        """Return the SHA-256 of an object in hex; its content is read if the store does not keep the hash."""
+        existing = self.head(path)
+        return existing.sha256 if existing is not None and existing.sha256 else self.hash_content(path)
 
     def probe(self) -> None:
         """Check with objects of its own that the store can be written and obeys conditions; then delete them.

@@ -178,7 +178,7 @@ class LocalStore(ObjectStore):
         clone_file(source, target)
         return True
 
-    def hash(self, path: str) -> str:
+    def hash_content(self, path: str) -> str:
         target, _ = self._find(path)
         with self._translate(path):
             return sha256_file(target)
@@ -300,11 +300,8 @@ class CloudStore(ObjectStore):
                 file.write(chunk)
         return True
 
-    def hash(self, path: str) -> str:
-        existing = self.head(path)
-        if existing is not None and existing.sha256:
-            return existing.sha256
-        digest = hashlib.sha256()
+    def hash_content(self, path: str) -> str:
+        digest, existing = hashlib.sha256(), self.head(path)
         with self._translate(path):
             for chunk in self._stream(path, existing):
                 digest.update(chunk)

@@ -168,7 +168,7 @@ def check_target(layout: LakeLayout, url: str) -> Iterator[Finding]:
 def check_published(layout: LakeLayout, store: ObjectStore, *, read_data: bool) -> Iterator[Finding]:
     """Compare catalog, documents and images of the published snapshot with what was published. Write nothing.
 
-    The catalog is compared by SHA-256, other objects by size, with `read_data` by SHA-256; each is then downloaded.
+    The catalog is compared by SHA-256, other objects by size, with `read_data` by SHA-256; each is then read.
     Raises `SettingsError` if nothing is published or another lake is, and `PublishError`.
     """
     with lock_lake_for_reading(layout), open_ledger_readonly(layout) as ledger:
@@ -177,14 +177,13 @@ def check_published(layout: LakeLayout, store: ObjectStore, *, read_data: bool) 
             raise SettingsError(
                 f"{store.base_url} has no published lake.", hint=f"Run `scanlake publish --to {store.base_url}`."
             )
-        with tempfile.TemporaryDirectory(prefix="scanlake-") as folder:
-            objects, damage = _compare_objects(store, record, Path(folder), read_data=read_data)
-            compared = [pluralize(objects, "object")]
-            if record.images is not None:
-                chunks = compare_images(layout, ledger, store)
-                images, lost = _compare_images(store, chunks, record.images, Path(folder), read_data=read_data)
-                compared.append(pluralize(images, "image"))
-                damage |= lost
+        objects, damage = _compare_objects(store, record, read_data=read_data)
+        compared = [pluralize(objects, "object")]
+        if record.images is not None:
+            chunks = compare_images(layout, ledger, store)
+            images, lost = _compare_images(store, chunks, record.images, read_data=read_data)
+            compared.append(pluralize(images, "image"))
+            damage |= lost
         hint = f"Delete the damaged objects, then run `scanlake publish --to {store.base_url}`."
         yield from (error("target", subject, problem, hint) for subject, problem in damage.items())
         yield ok("target", store.base_url, f"snapshot {record.catalog.snapshot}: {', '.join(compared)} compared")
@@ -193,36 +192,36 @@ def check_published(layout: LakeLayout, store: ObjectStore, *, read_data: bool) 
             yield warning("target", store.base_url, problem, f"Run `scanlake publish --to {store.base_url}`.")
 
 
-def _compare_objects(
-    store: ObjectStore, record: LatestRecord, folder: Path, *, read_data: bool
-) -> tuple[int, dict[str, str]]:
+def _compare_objects(store: ObjectStore, record: LatestRecord, *, read_data: bool) -> tuple[int, dict[str, str]]:
     """Compare the catalog with the record, and the objects of a backup with the parts that it names.
 
     Return the number of objects, and the problem of each that is damaged.
     """
-    listed, file = list_target(store), folder / CATALOG
+    listed = list_target(store)
     if CATALOG not in listed:
         return 1, {CATALOG: "missing"}
-    store.download(CATALOG, file)
-    if sha256_file(file) != record.catalog.sha256:
-        return 1, {CATALOG: "not what was published (sha256 differs)"}
     parts, damage = [], {}
-    if record.ledger is not None:
-        with read_database(file) as db:
-            parts = list(read_parts(db))
+    with tempfile.TemporaryDirectory(prefix="scanlake-") as folder:
+        file = Path(folder, CATALOG)
+        store.download(CATALOG, file)
+        if sha256_file(file) != record.catalog.sha256:
+            return 1, {CATALOG: "not what was published (sha256 differs)"}
+        if record.ledger is not None:
+            with read_database(file) as db:
+                parts = list(read_parts(db))
     for part in parts:
         path = to_target_path(part.name, part.sha256)
         if path not in listed:
             damage[path] = "missing"
         elif listed[path].bytes != part.bytes:
             damage[path] = f"{listed[path].bytes:,} bytes instead of {part.bytes:,}"
-        elif read_data and _hash_object(store, path, folder) != part.sha256:
+        elif read_data and store.hash_content(path) != part.sha256:
             damage[path] = "sha256 differs"
     return len(parts) + 1, damage
 
 
 def _compare_images(
-    store: ObjectStore, chunks: Iterable[ImageChunk], published: PublishedImages, folder: Path, *, read_data: bool
+    store: ObjectStore, chunks: Iterable[ImageChunk], published: PublishedImages, *, read_data: bool
 ) -> tuple[int, dict[str, str]]:
     """Compare the images on the target with the rows of the lake. Newer images need not be there."""
     images, damage = 0, dict[str, str]()
@@ -232,16 +231,6 @@ def _compare_images(
         damage |= dict(chunk.list_differences())
         for path, picture in chunk.pictures.items() if read_data else ():
             is_readable = path in chunk.objects and path not in damage
-            if is_readable and _hash_object(store, path, folder) != picture.sha256:
+            if is_readable and store.hash_content(path) != picture.sha256:
                 damage[path] = "sha256 differs"
     return images, damage
-
-
-def _hash_object(store: ObjectStore, path: str, folder: Path) -> str:
-    """Return the SHA-256 of an object's content, of which the store can have another."""
-    file = folder / "object"
-    store.download(path, file)
-    try:
-        return sha256_file(file)
-    finally:
-        file.unlink()

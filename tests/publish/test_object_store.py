@@ -56,6 +56,7 @@ def test_a_hash_needs_no_copy(store: ObjectStore, monkeypatch: pytest.MonkeyPatc
     digest = hashlib.sha256(b"content").hexdigest()
     assert store.hash("plain") == digest
     assert store.hash("kept") == (digest if store.base_url.startswith("file:") else "00ff")
+    assert store.hash_content("kept") == digest
     with pytest.raises(PublishError, match="/missing: "):
         store.hash("missing")
 
