@@ -98,6 +98,7 @@ class TableCommit(Struct, frozen=True):
 
 class _Pointer(Struct, frozen=True):
     tables: dict[str, str]
+    format: int = FORMAT
 
 
 class IcebergCatalog(ABC):
@@ -118,8 +119,8 @@ class IcebergCatalog(ABC):
         return TableState(name, new_metadata(schema, f"{self.root}/tables/{name}", properties))
 
     @abstractmethod
-    def commit(self, commits: Sequence[TableCommit], note: Mapping[str, object]) -> None:
-        """Change the tables. `note` describes the sync. Raises `PublishConflictError` if another has changed one."""
+    def commit(self, commits: Sequence[TableCommit]) -> None:
+        """Change the tables as they were loaded. Raises `PublishConflictError` if another has changed one."""
 
     def _write_metadata(self, commit: TableCommit) -> str:
         """Write the new metadata file of a table, which nothing names yet. Return its location."""
@@ -149,11 +150,9 @@ class StoreTables(IcebergCatalog):
         self._locations = {} if pointer is None else pointer.tables
         return {name: _load_state(self.io, name, self._locations[name]) for name in names if name in self._locations}
 
-    def commit(self, commits: Sequence[TableCommit], note: Mapping[str, object]) -> None:
+    def commit(self, commits: Sequence[TableCommit]) -> None:
         locations = self._locations | {commit.state.name: self._write_metadata(commit) for commit in commits}
-        pointer = {"format": FORMAT, **note, "tables": dict(sorted(locations.items()))}
-        self._version = self._store.swap(POINTER, encode_record(pointer), self._version)
-        self._locations = locations
+        self._store.swap(POINTER, encode_record(_Pointer(dict(sorted(locations.items())))), self._version)
 
 
 class CatalogTables(IcebergCatalog):
@@ -185,7 +184,7 @@ class CatalogTables(IcebergCatalog):
             table = self._catalog.create_table((self._namespace, name), schema, location=location, properties=versioned)
         return self._state(name, table)
 
-    def commit(self, commits: Sequence[TableCommit], note: Mapping[str, object]) -> None:  # noqa: ARG002 - see `load`
+    def commit(self, commits: Sequence[TableCommit]) -> None:
         if len(commits) > 1 and self._commit_together(commits):
             return
         for commit in sorted(commits, key=lambda commit: commit.state.name == FILES.name):
@@ -232,7 +231,7 @@ class SqlTables(CatalogTables):
             rows = session.execute(query).all()
         return {name: _load_state(self.io, name, location) for name, location in rows if location}
 
-    def commit(self, commits: Sequence[TableCommit], note: Mapping[str, object]) -> None:  # noqa: ARG002 - see `load`
+    def commit(self, commits: Sequence[TableCommit]) -> None:
         locations = [self._write_metadata(commit) for commit in commits]
         with translate_catalog_errors(), Session(self._catalog.engine) as session:
             for commit, location in zip(commits, locations, strict=True):

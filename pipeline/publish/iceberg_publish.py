@@ -99,7 +99,7 @@ def publish_iceberg(
     stage = partial(stage_table, catalog, layout, sync)
     staged = run_side_by_side(lambda table: stage(table, states[table.name]), TABLES, threads=_TABLES_SIDE_BY_SIDE)
     if commits := [table.commit for table in staged if table.commit is not None]:
-        catalog.commit(commits, {"lake_id": lake_id, "snapshot": number, "tag": sync.tag})
+        catalog.commit(commits)
     deleted = 0
     if rule is not None and (has_purged or number % _SWEEP_INTERVAL == 0):
         deleted = _sweep_tables(catalog.io, catalog.load(BY_NAME).values(), rule)

@@ -51,8 +51,8 @@ class ObjectStore(ABC):
         """
 
     @abstractmethod
-    def swap(self, path: str, content: bytes | Path, version: str | None, *, sha256: str = "") -> str:
-        """Replace the object if it still has `version`, None for one that must not exist. Return the new version.
+    def swap(self, path: str, content: bytes | Path, version: str | None, *, sha256: str = "") -> None:
+        """Replace the object if it still has `version`, None for one that must not exist.
 
         Raises `PublishConflictError` if the object has another version; then it is unchanged.
         """

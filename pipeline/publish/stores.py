@@ -153,7 +153,7 @@ class LocalStore(ObjectStore):
                 return False
         return True
 
-    def swap(self, path: str, content: bytes | Path, version: str | None, *, sha256: str = "") -> str:  # noqa: ARG002 - not kept
+    def swap(self, path: str, content: bytes | Path, version: str | None, *, sha256: str = "") -> None:  # noqa: ARG002 - not kept
         with self._translate(path):
             self.root.mkdir(parents=True, exist_ok=True)
             with lock_file(self.root, blocking=True):
@@ -161,7 +161,6 @@ class LocalStore(ObjectStore):
                 if version != (None if status is None else _identify(status)):
                     raise PublishConflictError(f"{self.url(path)}: another publisher has replaced the object.")
                 self._write(target, content, overwrite=True)
-                return _identify(target.stat())
 
     def read_versioned(self, path: str) -> tuple[bytes, str] | None:
         target, status = self._find(path)
@@ -269,18 +268,18 @@ class CloudStore(ObjectStore):
                 return False
         return True
 
-    def swap(self, path: str, content: bytes | Path, version: str | None, *, sha256: str = "") -> str:
+    def swap(self, path: str, content: bytes | Path, version: str | None, *, sha256: str = "") -> None:
         digest = sha256 or hashlib.sha256(content if isinstance(content, bytes) else _map_file(content)).hexdigest()
         with self._translate(path):
             mode: PutMode = "create" if version is None else json.loads(version)
             try:
-                return _encode_version(self._put(path, content, mode=mode, sha256=digest))
+                self._put(path, content, mode=mode, sha256=digest)
             except (AlreadyExistsError, PreconditionError):
                 # The library repeats a request whose response was lost: then the other writer was this one.
                 existing = self.head(path)
-                if existing is not None and existing.sha256 == digest:
-                    return existing.version
-        raise PublishConflictError(f"{self.url(path)}: another publisher has replaced the object.")
+                if existing is None or existing.sha256 != digest:
+                    problem = f"{self.url(path)}: another publisher has replaced the object."
+                    raise PublishConflictError(problem) from None
 
     def read_versioned(self, path: str) -> tuple[bytes, str] | None:
         with self._translate(path):

@@ -13,7 +13,7 @@ from pipeline.publish.iceberg_catalogs import connect_catalog
 from schemas.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -57,9 +57,9 @@ def overtaken(slow: IcebergCatalog, publish_other: Callable[[], object]) -> Iter
     """Let another publisher commit after the slow one has read the tables, and before it commits."""
     commit = slow.commit
 
-    def commit_late(commits: Sequence[TableCommit], note: Mapping[str, object]) -> None:
+    def commit_late(commits: Sequence[TableCommit]) -> None:
         publish_other()
-        commit(commits, note)
+        commit(commits)
 
     with mock.patch.object(slow, "commit", commit_late):
         yield
