@@ -24,15 +24,7 @@ from pipeline.process import run_async
 from pipeline.reports.job import JobResult, publish_if_unlocked, run_job
 from pipeline.reports.models import CatalogState, JobOptions, Manifest, ManifestFile
 from pipeline.reports.ordering import MAX_OUTSTANDING_REPORTS
-from pipeline.reports.selection import (
-    Selection,
-    SelectionKind,
-    describe_unorderable,
-    make_batches,
-    name_pdf,
-    read_ids,
-    select_files,
-)
+from pipeline.reports.selection import Selection, SelectionKind, make_batches, name_pdf, read_ids, select_files
 from pipeline.reports.signing import sign
 from pipeline.settings import Settings, require_base_url
 
@@ -238,11 +230,9 @@ def _select_and_warn(settings: Settings, selection: Selection) -> tuple[Sequence
 
 
 def _print_unorderable(selected: Sequence[ReportJobFile]) -> None:
-    lines = describe_unorderable(selected)
-    for line in lines[:_MAX_LINES]:
-        sys.stderr.write(f"not ordered: {to_one_line(line)}\n")
-    if len(lines) > _MAX_LINES:
-        sys.stderr.write(f"not ordered: {len(lines) - _MAX_LINES:,} more, all in the manifest\n")
+    named = [f"{_describe_file(file)}: {file.reason}" for file in selected if file.reason is not None]
+    for line in _shorten(named, ", all in the manifest"):
+        sys.stderr.write(f"not ordered: {line}\n")
 
 
 def _print_plan(
@@ -310,5 +300,5 @@ def _shorten(lines: list[str], where: str = "") -> list[str]:
     return lines[:_MAX_LINES] + more
 
 
-def _describe_file(file: ManifestFile) -> str:
+def _describe_file(file: ManifestFile | ReportJobFile) -> str:
     return f"reference {to_one_line(file.reference or '')}" if file.file_id is None else f"file {file.file_id}"

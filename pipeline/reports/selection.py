@@ -173,15 +173,6 @@ def _resolve_sql(selection: Selection) -> str:
         ORDER BY reason IS NOT NULL, present.group_name, wanted.position"""
 
 
-def describe_unorderable(selected: Sequence[ReportJobFile]) -> list[str]:
-    """Return one line for each file that cannot be ordered."""
-    return [
-        f"{'reference ' + (file.reference or '') if file.file_id is None else file.file_id}: {file.reason}"
-        for file in selected
-        if file.reason is not None
-    ]
-
-
 def make_batches(
     files: Sequence[ReportJobFile], max_files: int = MAX_REPORT_FILES, existing: Sequence[ReportBatch] = ()
 ) -> list[ReportBatch]:

@@ -71,8 +71,8 @@ async def test_files_that_cannot_be_ordered_are_named_before_the_first_order(sce
     assert answer.code == ExitCode.REJECTS
     before_orders, ordered, _ = answer.err.partition("report.ordered")
     assert ordered
-    assert f"not ordered: {keys[3]}: deleted in the service" in before_orders
-    assert "not ordered: 424242: not in the lake" in before_orders
+    assert f"not ordered: file {keys[3]}: deleted in the service" in before_orders
+    assert "not ordered: file 424242: not in the lake" in before_orders
     manifest = read_manifest(scene.out)
     assert manifest["deletions"]["selected"] == [keys[3]]
     assert manifest["deletions"]["known_up_to"]

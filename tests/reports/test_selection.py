@@ -9,7 +9,7 @@ import pytest
 from pipeline.emulator import Emulator
 from pipeline.errors import SettingsError
 from pipeline.lake.reader import open_catalog
-from pipeline.reports.selection import Selection, describe_unorderable, select_files, select_references
+from pipeline.reports.selection import Selection, select_files, select_references
 from pipeline.settings import Settings
 from tests.reports.report_harness import FILES, SEED
 from tests.rows import every
@@ -92,4 +92,4 @@ def test_unknown_files_come_last_with_a_reason(listed_lake: Path) -> None:
     by_reference = select(listed_lake, "reference", references=(reference, "NOPE", reference))
     assert [(file.file_id, file.reason) for file in by_id] == [(keys[0], None), (5, "not in the lake")]
     assert [file.file_id for file in by_reference] == [*sorted(keys), None]
-    assert describe_unorderable(by_reference) == ["reference NOPE: no file with this reference in the lake"]
+    assert (by_reference[-1].reference, by_reference[-1].reason) == ("NOPE", "no file with this reference in the lake")
