@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
@@ -24,8 +24,6 @@ from schemas.tables import TABLES
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pipeline.lake.models import Part, SnapshotRecord
     from pipeline.publish.object_store import ObjectStore
 
@@ -51,7 +49,11 @@ def restore_backup(store: ObjectStore, folder: Path) -> tuple[SnapshotRecord, di
             raise SettingsError(f"{folder} is not an empty folder.", hint="Choose an empty folder, or a new one.")
         is_new = not target.root.exists()
         target.root.mkdir(parents=True, exist_ok=True)
-    with _restore_in_progress(target.root):
+    mark = target.root / RESTORE_IN_PROGRESS
+    with hold_lock(mark, f"Another restore writes to {target.root}.") as handle:
+        with translate_os_errors(folder):
+            os.pwrite(handle, RESTORE_MARK, 0)
+            os.fsync(handle)
         try:
             _remove_partial_lake(target.root)
             target.create_dirs(target.folders(table.name for table in TABLES))
@@ -62,12 +64,12 @@ def restore_backup(store: ObjectStore, folder: Path) -> tuple[SnapshotRecord, di
                 error.hint = _NOT_RESTORED
             with suppress(OSError):
                 _remove_partial_lake(target.root)
-                (target.root / RESTORE_IN_PROGRESS).unlink()
+                mark.unlink()
                 if is_new:
                     target.root.rmdir()
             raise
         with translate_os_errors(folder):
-            (target.root / RESTORE_IN_PROGRESS).unlink()
+            mark.unlink()
             fsync_dir(target.root)
     return record, problems
 
@@ -154,16 +156,6 @@ def _is_own(folder: Path, path: Path) -> bool:
     name, is_temporary = relative.as_posix(), any(is_temp_file(PurePath(part)) for part in relative.parts)
     is_named = is_part_path(name) or is_image_path(name) or _OWN_FILES.fullmatch(name) is not None
     return not path.is_symlink() and (is_named or is_temporary)
-
-
-@contextmanager
-def _restore_in_progress(folder: Path) -> Iterator[None]:
-    """Mark the folder as an incomplete restore and lock it. The caller removes the mark."""
-    with hold_lock(folder / RESTORE_IN_PROGRESS, f"Another restore writes to {folder}.") as handle:
-        with translate_os_errors(folder):
-            os.pwrite(handle, RESTORE_MARK, 0)
-            os.fsync(handle)
-        yield
 
 
 def _remove_partial_lake(folder: Path) -> None:
