@@ -83,11 +83,6 @@ def to_unhashed_path(part_name: str) -> str:
     return f"{folder}/{path.name}"
 
 
-def remove_hash(path: str) -> str:
-    """Return the path of a part without its hash; any other path as it is."""
-    return _PART_NAME.sub(r"/\g<stem>.parquet", path)
-
-
 def data_prefix(table_name: str) -> str:
     """Return the folder of a table's parts. The table's Iceberg location is the folder above."""
     return f"{TABLES_PREFIX}/{table_name}/data"
@@ -332,4 +327,5 @@ class SweepRule(Struct, frozen=True):
 
     def permits(self, stored: StoredObject, target_path: str) -> bool:
         """Return whether a file may go if nothing names it. `target_path` is its path on a target."""
-        return stored.modified_at.timestamp() < self.before and remove_hash(target_path) not in self.lake_parts
+        unhashed = _PART_NAME.sub(r"/\g<stem>.parquet", target_path)
+        return stored.modified_at.timestamp() < self.before and unhashed not in self.lake_parts
