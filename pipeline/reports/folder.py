@@ -32,13 +32,6 @@ _MAX_MARKER_BYTES: Final = 4_096
 _FOLDER_HINT: Final = "Use a new folder or the folder of an earlier job."
 
 
-class FileDigest(Struct, frozen=True):
-    """Size of a file in bytes and its SHA-256 in hexadecimal."""
-
-    bytes: int
-    sha256: str
-
-
 @contextmanager
 def open_job_folder(path: Path, new_job: str) -> Iterator[JobFolder]:
     """Lock the folder of a job; a folder without a job gets the job `new_job`.
@@ -161,8 +154,7 @@ class JobFolder:
 
     def remove_pdf(self, name: str, sha256: str | None) -> None:
         """Remove a PDF that does not count. Another file with its name stays."""
-        digest = self.digest(name)
-        if digest is not None and digest.sha256 == sha256:
+        if sha256 is not None and self.hash_file(name) == sha256:
             self._unlink(name)
 
     def write(self, name: str, content: bytes) -> None:
@@ -186,8 +178,8 @@ class JobFolder:
             (self.path / name).unlink(missing_ok=True)
             fsync_dir(self.path)
 
-    def digest(self, name: str) -> FileDigest | None:
-        """Return size and hash of a regular file; None if there is none with this name."""
+    def hash_file(self, name: str) -> str | None:
+        """Return the SHA-256 of a regular file in hexadecimal; None if there is none with this name."""
         with translate_os_errors(self.path / name):
             try:
                 # O_NONBLOCK: the open of a named pipe would wait for a writer.
@@ -201,8 +193,7 @@ class JobFolder:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
                     return None
                 file = stack.enter_context(io.FileIO(handle, closefd=False))  # raises for a folder, hence the test
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-                return FileDigest(file.tell(), sha256)
+                return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _names(path: Path) -> set[str]:

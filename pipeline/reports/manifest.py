@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -79,8 +80,7 @@ def write_manifest(folder: JobFolder, manifest: Manifest, sign: Callable[[bytes]
     sums = {pdf.pdf: pdf.sha256 for pdf in manifest.pdfs}
     for name, content in contents.items():
         folder.write(name, content)
-        digest = folder.digest(name)
-        sums[name] = digest.sha256 if digest is not None else ""
+        sums[name] = hashlib.sha256(content).hexdigest()
     content = format_sums(sums).encode()
     folder.write(SUMS_NAME, content)
     if sign is not None:

@@ -366,11 +366,10 @@ class BatchOrderer:
         )
 
     async def is_on_disk(self, order: ReportOrderRecord) -> bool:
-        """Return whether the folder has the PDF with the size and hash of the ledger."""
+        """Return whether the folder has the PDF with the hash of the ledger."""
         if order.state not in _ON_DISK or order.pdf is None:
             return False
-        digest = await asyncio.to_thread(self._state.folder.digest, order.pdf)
-        if digest is None or (digest.bytes, digest.sha256) != (order.bytes, order.sha256):
+        if order.sha256 is None or await asyncio.to_thread(self._state.folder.hash_file, order.pdf) != order.sha256:
             if order.state is OrderState.DELIVERED:
                 _log.warning("report.missing", pdf=order.pdf, hint="deleted or changed; it is downloaded again")
             return False

@@ -135,9 +135,9 @@ def test_a_folder_is_ours_alone(tmp_path: Path) -> None:
         folder.remove_temp_files()
         assert sorted(path.name for path in out.iterdir()) == [".keep.tmp", ".scanlake-job"]
         (out / "report-0001.pdf").mkdir()
-        assert folder.digest("report-0001.pdf") is None
+        assert folder.hash_file("report-0001.pdf") is None
         (out / "manifest.json").symlink_to(target)
-        assert folder.digest("manifest.json") is None
+        assert folder.hash_file("manifest.json") is None
         with pytest.raises(StorageError, match="not a file of this job"):
             folder.write("manifest.json", b"{}")
     assert (out / "manifest.json").is_symlink()
