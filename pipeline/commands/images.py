@@ -12,7 +12,6 @@ from pipeline.images.image_writer import ImageSummary
 from pipeline.images.work_list import ImageSelection, WorkCounts
 from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.image_records import last_image_change
-from pipeline.lake.layout import LakeLayout
 from pipeline.logs import to_one_line
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.settings import Settings, require_base_url
@@ -54,9 +53,7 @@ def run(
     require_base_url(settings)
     selection = ImageSelection(where, settings.images_thumbnails, retry)
     if dry_run:
-        layout = LakeLayout(settings.lake.absolute())
-        require_lake(layout)
-        counts = plan_images(layout, settings, selection)
+        counts = plan_images(require_lake(settings.lake), settings, selection)
         return context.print_result(counts, _format_plan(counts))
     summary = _fetch(context, settings, selection)
     code = ExitCode.REJECTS if summary.has_new_rejects else ExitCode.OK

@@ -13,7 +13,6 @@ from pipeline.images.image_export import export_images, select_images
 from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.handover import ExportedImages
 from pipeline.lake.lake_folder import require_outside_lakes
-from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog, run_interruptibly, warn_if_incomplete
 
 GROUP: Final = "Fetch data"
@@ -38,8 +37,7 @@ def run(
     Exit codes: 0 done, 4 some selected images are not there.
     """
     settings = context.settings()
-    layout = LakeLayout(settings.lake.absolute())
-    require_lake(layout)
+    layout = require_lake(settings.lake)
     require_outside_lakes(out, f"--out {out}", settings.lake)
     with open_catalog(settings) as lake:
         warn_if_incomplete(lake)

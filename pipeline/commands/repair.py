@@ -10,7 +10,6 @@ from pipeline.errors import ExitCode
 from pipeline.findings import CheckResult, Severity, collect, format_finding
 from pipeline.formatting import pluralize
 from pipeline.lake.folder_checks import require_lake
-from pipeline.lake.layout import LakeLayout
 from pipeline.maintenance.repair import LakeCheck, check_files, repair_files
 from pipeline.maintenance.writable_lake import open_writable_lake
 
@@ -36,9 +35,7 @@ def run(
     """
     settings = context.settings()
     if dry_run:
-        layout = LakeLayout(settings.lake.absolute())
-        require_lake(layout)
-        check = check_files(layout, read_data=read_data)
+        check = check_files(require_lake(settings.lake), read_data=read_data)
     else:
         with open_writable_lake(settings, "repair", check_before_open=True) as lake:
             check = repair_files(lake, read_data=read_data)

@@ -16,7 +16,6 @@ from pipeline.errors import ExitCode, SettingsError, refuse_unreadable
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.lake_folder import require_outside_lakes
-from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog, open_ledger_readonly, run_interruptibly, warn_if_incomplete
 from pipeline.lake.request_log import ReportJobFile, open_request_log
 from pipeline.logs import to_one_line
@@ -159,8 +158,7 @@ def run(
         purpose=purpose,
         requested_by=requested_by,
     )
-    layout = LakeLayout(settings.lake.absolute())
-    require_lake(layout)
+    layout = require_lake(settings.lake)
     if dry_run:
         selected, _ = _select_files(settings, selection)
         with open_ledger_readonly(layout) as ledger:

@@ -17,7 +17,6 @@ from pipeline.context import CommandContext, require_confirmation
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.formatting import format_json_instant, pluralize
 from pipeline.lake.folder_checks import require_lake
-from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog, run_interruptibly
 from pipeline.lake.request_log import ShareState, open_request_log
 from pipeline.logs import to_one_line
@@ -93,8 +92,7 @@ def run(
     """
     settings = call.settings()
     base_url = require_base_url(settings)
-    layout = LakeLayout(settings.lake.absolute())
-    require_lake(layout)
+    layout = require_lake(settings.lake)
     requests = build_requests(
         _select_references(settings, reference, where),
         send_email=send_email,

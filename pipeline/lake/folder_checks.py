@@ -9,12 +9,11 @@ import duckdb
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.duckdb_files import is_not_a_database, read_database
 from pipeline.lake.lake_folder import FolderKind, classify_folder, find_enclosing_lake, find_other_entry
+from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_format import REBUILD_HINT, LedgerIdentity, describe_ledger, identify_ledger
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from pipeline.lake.layout import LakeLayout
 
 FRESHNESS_VIEW: Final = "meta.freshness"
 """A view that every catalog of scanlake has."""
@@ -68,8 +67,9 @@ def require_lake_or_empty(layout: LakeLayout, identity: LedgerIdentity | None = 
     return kind
 
 
-def require_lake(layout: LakeLayout) -> None:
-    """Raise `SettingsError` if the folder is not a lake, `LakeCorruptedError` if the lake has no ledger."""
+def require_lake(lake: Path) -> LakeLayout:
+    """Return a lake's paths. Raises `SettingsError` if the folder is no lake, `LakeCorruptedError` without a ledger."""
+    layout = LakeLayout(lake.absolute())
     identity = identify_ledger(layout.ledger)
     kind = require_lake_or_empty(layout, identity)
     if kind is FolderKind.EMPTY:
@@ -79,3 +79,4 @@ def require_lake(layout: LakeLayout) -> None:
             f"{layout.ledger}: {describe_ledger(layout.ledger, identity)}.",
             hint=REBUILD_HINT,
         )
+    return layout

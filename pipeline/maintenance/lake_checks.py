@@ -92,7 +92,7 @@ def check_lake(settings: Settings, *, read_data: bool = False) -> Iterator[Findi
                 raise missing_lake_error(layout.root, settings)
             yield ok("lake", format_path(layout.root), "the lake is empty")
             return
-        require_lake(layout)
+        require_lake(settings.lake)
         is_locked = has_writer(layout)
         with open_ledger_readonly(layout) as ledger:
             yield from _check_history(layout, ledger, settings, is_locked=is_locked)

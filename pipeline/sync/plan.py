@@ -77,7 +77,7 @@ async def plan_sync(settings: Settings, token: str) -> SyncPlan:
     layout = LakeLayout(settings.lake.absolute())
     is_new = require_lake_or_empty(layout) is FolderKind.EMPTY
     if not is_new:
-        require_lake(layout)
+        require_lake(settings.lake)
     options, windows, cost, in_lake, refetches = crawl_options(settings, "id"), [ALL_TIME], _FileCost(), 0, 0
     with nullcontext() if is_new else open_ledger_readonly(layout) as ledger:
         if ledger is not None:

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 from pipeline.emulator import Emulator
 from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.lake import Lake
-from pipeline.lake.layout import LakeLayout
 from pipeline.maintenance.repair import LakeCheck, check_files, repair_files
 from tests.sync.sync_harness import SEED, synced
 
@@ -37,8 +36,7 @@ async def grown(lake: Path, *, files: int = 40, rounds: int = 2) -> AsyncIterato
 def checked(lake: Path, *, read_data: bool = False, mend: bool = True) -> LakeCheck:
     """Check, or with `mend` repair, as the commands do."""
     if not mend:
-        require_lake(LakeLayout(lake))
-        return check_files(LakeLayout(lake), read_data=read_data)
+        return check_files(require_lake(lake), read_data=read_data)
     with Lake(lake, doing="repair", must_exist=True, check_before_open=True) as held:
         return repair_files(held, read_data=read_data)
 
