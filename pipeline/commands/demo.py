@@ -19,7 +19,7 @@ from pipeline.child_commands import ChildLimits, run_command, start_command
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.lake.duckdb_files import read_database
-from pipeline.pages.table_view import DOCUMENTED_QUERIES
+from pipeline.pages.browse import DOCUMENTED_QUERIES
 from pipeline.process import run_async
 
 GROUP: Final = "Try it out"

@@ -14,10 +14,17 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from pipeline.errors import ScanlakeError, SettingsError, to_scanlake_error
+from pipeline.pages.browse import (
+    build_file_page,
+    build_rows_page,
+    build_tables_page,
+    find_file,
+    find_image,
+    read_image,
+    run_sql_page,
+)
 from pipeline.pages.catalog_access import BrowsePage, NothingFoundError, describe_snapshot
 from pipeline.pages.dashboard import POLICY
-from pipeline.pages.file_view import build_file_page, find_file, find_image, read_image
-from pipeline.pages.table_view import build_rows_page, build_tables_page, run_sql_page
 from pipeline.stop_signals import STOP_SIGNALS
 from pipeline.templates.rendering import build_policy, render
 

@@ -16,7 +16,7 @@ import pytest
 from pipeline.lake.catalog_meta import IMAGES_TABLE
 from pipeline.lake.history import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.reader import TABLE_FUNCTIONS
-from pipeline.pages.table_view import DOCUMENTED_QUERIES
+from pipeline.pages.browse import DOCUMENTED_QUERIES
 from schemas.tables import TABLES
 from tests.docs import documents
 from tests.docs.conftest import CREATED, DELETED, UPDATED

@@ -18,8 +18,8 @@ import pytest
 from pipeline.errors import SettingsError
 from pipeline.formatting import format_csp_hash
 from pipeline.pages import site
+from pipeline.pages.browse import MAX_ROWS
 from pipeline.pages.catalog_access import CatalogAccess, read_query
-from pipeline.pages.table_view import MAX_ROWS
 from pipeline.settings import Settings
 from tests.constants import set_constants
 from tests.forked_process import forked_children
