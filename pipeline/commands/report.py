@@ -178,7 +178,7 @@ def run(
             out,
             options,
             timeout_seconds=timeout,
-            select_files=partial(_select_and_warn, settings, selection),
+            select_files=partial(_select_files, settings, selection),
             publish=partial(publish_if_unlocked, settings, "report"),
             sign=signer,
             progress=call.progress(),
@@ -215,29 +215,20 @@ def _read_ids(source: str) -> tuple[int, ...]:
 
 
 def _select_files(settings: Settings, selection: Selection) -> tuple[Sequence[ReportJobFile], CatalogState]:
+    """Select the files and name those that cannot be ordered, before the first order."""
     with open_catalog(settings) as lake:
         warn_if_incomplete(lake)
-        return run_interruptibly(lake, lambda: select_files(lake, selection), settings.query_memory_bytes)
-
-
-def _select_and_warn(settings: Settings, selection: Selection) -> tuple[Sequence[ReportJobFile], CatalogState]:
-    """Select the files and name those that cannot be ordered, before the first order."""
-    selected, state = _select_files(settings, selection)
-    _print_unorderable(selected)
-    return selected, state
-
-
-def _print_unorderable(selected: Sequence[ReportJobFile]) -> None:
+        selected, state = run_interruptibly(lake, lambda: select_files(lake, selection), settings.query_memory_bytes)
     named = [f"{_describe_file(file)}: {file.reason}" for file in selected if file.reason is not None]
     for line in _shorten(named, ", all in the manifest"):
         sys.stderr.write(f"not ordered: {line}\n")
+    return selected, state
 
 
 def _print_plan(
     call: CommandContext, selected: Sequence[ReportJobFile], options: JobOptions, mean_seconds: float | None
 ) -> ExitCode:
     batches = make_batches(selected, options.max_batch_files)
-    _print_unorderable(selected)
     pdfs = [PlannedPdf(name_pdf(batch), len(batch.files), batch.group_name) for batch in batches]
     orders = len(pdfs)
     seconds = None if mean_seconds is None else round(mean_seconds * max(1, orders / MAX_OUTSTANDING_REPORTS), 1)
