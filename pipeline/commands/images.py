@@ -14,7 +14,7 @@ from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.image_records import last_image_change
 from pipeline.logs import to_one_line
 from pipeline.maintenance.writable_lake import open_writable_lake
-from pipeline.settings import Settings, require_base_url
+from pipeline.settings import require_base_url
 from schemas.timestamps import now_us
 
 GROUP: Final = "Fetch data"
@@ -55,22 +55,16 @@ def run(
     if dry_run:
         counts = plan_images(require_lake(settings.lake), settings, selection)
         return context.print_result(counts, _format_plan(counts))
-    summary = _fetch(context, settings, selection)
-    code = ExitCode.REJECTS if summary.has_new_rejects else ExitCode.OK
-    return context.print_result(summary, "" if context.quiet else format_summary(summary), code)
-
-
-def _fetch(context: CommandContext, settings: Settings, selection: ImageSelection) -> ImageSummary:
     token = context.token(settings)
-    summary = ImageSummary()
-    with open_writable_lake(settings, "images", must_exist=True) as lake:
+    with open_writable_lake(settings, "images") as lake:
         before = last_image_change(lake.ledger)
         try:
-            fetch_images(lake, settings, token, selection, context.progress(), summary=summary)
+            summary = fetch_images(lake, settings, token, selection, context.progress())
         finally:
             if last_image_change(lake.ledger) != before:
                 lake.republish_records(at=now_us())
-    return summary
+    code = ExitCode.REJECTS if summary.has_new_rejects else ExitCode.OK
+    return context.print_result(summary, "" if context.quiet else format_summary(summary), code)
 
 
 def _format_plan(counts: WorkCounts) -> str:

@@ -21,7 +21,7 @@ from pipeline.client.protocol import NotFound
 from pipeline.crawl.details import detail_for_key
 from pipeline.errors import ServiceUnavailableError
 from pipeline.formatting import pluralize
-from pipeline.images.image_writer import MAX_WORKERS, ImageWriter
+from pipeline.images.image_writer import MAX_WORKERS, ImageSummary, ImageWriter
 from pipeline.images.storing import can_decode
 from pipeline.images.work_list import LINK_KEYS, WorkCounts, WorkList
 from pipeline.lake.image_records import ImageKey, ImageRecord, ImageState, read_totals
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from pipeline.client.client import Client
     from pipeline.client.image_client import ImageClient
     from pipeline.crawl.models import Identity
-    from pipeline.images.image_writer import ImageSummary
     from pipeline.images.work_list import ImageSelection, WorkItem
     from pipeline.lake.image_store import IncomingFile
     from pipeline.lake.lake import Lake
@@ -326,15 +325,14 @@ def plan_images(layout: LakeLayout, settings: Settings, selection: ImageSelectio
 
 
 def fetch_images(
-    lake: Lake, settings: Settings, token: str, selection: ImageSelection, progress: Progress, *, summary: ImageSummary
-) -> None:
-    """Fetch the selected pictures that the lake does not have, and fill in `summary`, also after an error.
+    lake: Lake, settings: Settings, token: str, selection: ImageSelection, progress: Progress
+) -> ImageSummary:
+    """Fetch the selected pictures that the lake does not have, and return what became of them.
 
     Raises the errors of `ImageDownloader.run`, `RunInterrupted`, and `SettingsError` for wrong SQL. A run that
     `max_duration_seconds` ends is no error.
     """
-    ledger = lake.ledger
-    summary.is_decoded = can_decode()
+    ledger, summary = lake.ledger, ImageSummary(is_decoded=can_decode())
     writer = ImageWriter(lake, summary)
     try:
         with open_catalog(settings) as catalog:
@@ -351,7 +349,8 @@ def fetch_images(
                 run_async(_run_within_limit(settings.max_duration_seconds, run, summary))
     finally:
         writer.close()
-        summary.lake = read_totals(ledger)
+    summary.lake = read_totals(ledger)
+    return summary
 
 
 def _create_work_list(catalog: duckdb.DuckDBPyConnection, settings: Settings, selection: ImageSelection) -> WorkList:

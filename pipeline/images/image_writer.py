@@ -174,7 +174,6 @@ class ImageSummary(Struct):
     retries: int = 0
     seconds: float = 0.0
     lake: ImageTotals = field(default_factory=ImageTotals)
-    problem: str | None = None
 
     @property
     def has_new_rejects(self) -> bool:
