@@ -52,26 +52,6 @@ NAME: Final = "scanlake"
 _GROUPS: Final = ("Set up", "Fetch data", "Use the data", "Maintain the lake", "Try it out")
 """The groups of the help, in its order."""
 
-_SHORT_HELP: Final = """\
-Copy every file of a file/scan service into a local data lake that is queried with SQL.
-
-  scanlake init      create the settings file; asks for base URL and token
-  scanlake plan      estimate calls, time and disk space
-  scanlake sync      fetch everything that changed; run it again at any time
-  scanlake status    show how current and how complete the lake is
-  scanlake query     query the lake: scanlake query "FROM files LIMIT 5"
-  scanlake serve     look at the lake in a browser
-
-  scanlake report    PDFs of many files, with a manifest
-  scanlake export    tables as CSV, Parquet or Excel
-  scanlake verify    compare the lake with the service
-  scanlake check     check settings, service and the lake's own files
-  scanlake demo      try everything against an emulated service
-
-scanlake --help            all commands and global options
-scanlake COMMAND --help    the options of a command
-"""
-
 
 class Command(Struct, frozen=True):
     """A command: the module with its `run`, its one-line help, and its group in the list of commands."""
@@ -285,7 +265,8 @@ def _wrap_command(module: Any, *, for_completion: bool) -> Callable[..., ExitCod
         except EOFError as error:
             raise BugError(error) from error  # typer takes it for Ctrl-D, and would hide it
 
-    command.__doc__ = _format_help(run.__doc__ or "")
+    paragraphs = inspect.cleandoc(run.__doc__ or "").split("\n\n")
+    command.__doc__ = "\n\n".join(" ".join(paragraph.splitlines()) for paragraph in paragraphs)  # the help wraps
     command.__signature__ = inspect.Signature([_CLICK_CONTEXT, *own, *added])  # type: ignore[attr-defined]
     return command
 
@@ -296,16 +277,6 @@ def _hide_option(parameter: inspect.Parameter) -> inspect.Parameter:
     hidden = copy.copy(option)
     hidden.hidden = True
     return parameter.replace(annotation=Annotated[kind, hidden])
-
-
-def _format_help(text: str) -> str:
-    """Return the text with one line per paragraph: the help wraps at the terminal's width. Lists keep their lines."""
-    return "\n\n".join(
-        paragraph
-        if any(line.startswith((" ", "- ", "* ")) for line in paragraph.splitlines())
-        else " ".join(paragraph.splitlines())
-        for paragraph in inspect.cleandoc(text).split("\n\n")
-    )
 
 
 def _show_version(requested: bool) -> None:  # noqa: FBT001 - typer calls it
@@ -325,7 +296,7 @@ def _root(
     """Copy every file of a file/scan service into a local data lake that is queried with SQL."""
     click_context.obj = GlobalOptions(**options)
     if click_context.invoked_subcommand is None:
-        typer.echo(_SHORT_HELP, nl=False)
+        typer.echo(click_context.get_help())
         raise typer.Exit(ExitCode.USAGE)
 
 
