@@ -146,14 +146,10 @@ class Progress:
         """End the stage; may be called twice."""
 
 
-class NullProgress(Progress):
-    """Shows nothing."""
-
-
 def create_progress(*, silent: bool, as_lines: bool) -> Progress:
     """Return live lines if stderr is a terminal, else log lines; nothing if `silent`."""
     if silent:
-        return NullProgress()
+        return Progress()
     console = None if as_lines else find_live_console()
     return LogProgress() if console is None else _import_live_progress().LiveProgress(console)
 

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
-from pipeline.progress import NullProgress
+from pipeline.progress import Progress
 from pipeline.run_summaries import format_verification
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
@@ -66,7 +66,7 @@ async def _follow_start_page(folder: Path) -> PopulatedLake:
         emulator.world.delete(deleted[:DELETED])
         settings = Settings(base_url=emulator.base_url, lake=folder / "lake")
         with Lake(settings.lake, doing="verify") as lake:
-            result = await verify(lake, settings, emulator.token, VerifyMode(), NullProgress())
+            result = await verify(lake, settings, emulator.token, VerifyMode(), Progress())
         assert result.consistent
         output["scanlake verify"] = format_verification(result)
         answers["make demo"] = await demo

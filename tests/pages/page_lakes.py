@@ -12,7 +12,7 @@ from pipeline.errors import AuthenticationError
 from pipeline.lake.lake import Lake
 from pipeline.lake.reader import open_catalog
 from pipeline.pages.dashboard import load_dashboard, render_dashboard
-from pipeline.progress import NullProgress
+from pipeline.progress import Progress
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
 from tests.lake.lake_builder import commit
@@ -77,7 +77,7 @@ async def verified(emulator: Emulator, folder: Path) -> None:
     """Verify a lake that is consistent with the service."""
     settings = Settings(base_url=emulator.base_url, lake=folder)
     with Lake(folder, doing="verify") as lake:
-        assert (await verify(lake, settings, emulator.token, VerifyMode(), NullProgress())).consistent
+        assert (await verify(lake, settings, emulator.token, VerifyMode(), Progress())).consistent
 
 
 def build_lake(

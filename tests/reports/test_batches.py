@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import SettingsError
 from pipeline.lake.request_log import OrderState, ReportBatch, ReportJobFile, ReportOrderRecord
-from pipeline.progress import NullProgress, ReportProgress
+from pipeline.progress import Progress, ReportProgress
 from pipeline.reports.models import JobOptions
 from pipeline.reports.ordering import ReportRunState
 from pipeline.reports.selection import Selection, make_batches, name_pdf, read_ids
@@ -121,7 +121,7 @@ def test_a_change_of_an_order_does_not_read_the_others() -> None:
         def __iter__(self) -> NoReturn:
             raise AssertionError
 
-    class Shown(NullProgress):
+    class Shown(Progress):
         counts = ReportProgress()
 
         def update(self, state: Any, total: int | None = None) -> None:

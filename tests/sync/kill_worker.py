@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.lake.lake import Lake
-from pipeline.progress import NullProgress
+from pipeline.progress import Progress
 from pipeline.settings import Settings
 from pipeline.sync import batch_sink
 from pipeline.sync.batch_writer import BatchWriter
@@ -53,7 +53,7 @@ def synced(base_url: str, lake: Path, disk: Disk) -> None:
 
     async def run() -> None:
         with Lake(settings.lake, doing="sync") as held:
-            await sync(held, settings, os.environ["SCANLAKE_TOKEN"], TimeRange(), NullProgress())
+            await sync(held, settings, os.environ["SCANLAKE_TOKEN"], TimeRange(), Progress())
 
     with run_constants({"commit_every_files": 4}), failing(disk):
         asyncio.run(run())

@@ -17,7 +17,7 @@ from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.models import SnapshotRecord
 from pipeline.lake.views import PROGRESS, WORKFLOW_STEPS, WORKFLOWS
-from pipeline.progress import NullProgress
+from pipeline.progress import Progress
 from pipeline.settings import Settings
 from pipeline.sync.sync import SyncSummary, TimeRange, sync
 from pipeline.sync.verify import VerifyMode, VerifyResult, verify
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.emulator import Emulator
-    from pipeline.progress import Progress
 
 SEED = 11
 _PUBLISH = catalog.publish
@@ -54,7 +53,7 @@ async def synced(
                 made,
                 emulator.token,
                 chosen or TimeRange(),
-                progress or NullProgress(),
+                progress or Progress(),
                 accept_new_base_url=accept_new_base_url,
             )
 
@@ -64,7 +63,7 @@ async def verified(emulator: Emulator, lake: Path, mode: VerifyMode | None = Non
     with run_constants(settings):
         made = Settings(base_url=emulator.base_url, lake=lake, **settings)
         with Lake(made.lake, doing="verify") as held:
-            return await verify(held, made, emulator.token, mode or VerifyMode(), NullProgress())
+            return await verify(held, made, emulator.token, mode or VerifyMode(), Progress())
 
 
 @contextmanager

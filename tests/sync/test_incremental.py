@@ -17,7 +17,7 @@ from pipeline.errors import (
     SettingsError,
 )
 from pipeline.lake.lake import Lake
-from pipeline.progress import CrawlProgress, NullProgress
+from pipeline.progress import CrawlProgress, Progress
 from pipeline.sync import run
 from pipeline.sync.sync import TimeRange
 from schemas.timestamps import SECOND
@@ -111,7 +111,7 @@ async def test_what_limits_a_sync_is_named_as_it_is(tmp_path: Path) -> None:
             ("server limit", {"latency_ms": 1.0, "rate_limit": 1.0}),
         ):
             emulator.set_faults(**faults)
-            progress = NullProgress()
+            progress = Progress()
             await synced(emulator, tmp_path / limit, progress=progress, request_timeout_seconds=60)
             assert isinstance(progress.last, CrawlProgress)
             assert progress.last.limited_by == limit

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
-from pipeline.progress import NullProgress
+from pipeline.progress import Progress
 from pipeline.settings import Settings
 from pipeline.sync.sync import TimeRange, sync
 from pipeline.sync.verify import VerifyMode, verify
@@ -43,9 +43,9 @@ async def test_no_ledger_call_on_the_event_loop(lake: Path, monkeypatch: pytest.
             with run_constants({"commit_every_files": 10}), Lake(lake, doing=command) as held:
                 calls.clear()
                 if command == "sync":
-                    await sync(held, settings, emulator.token, TimeRange(), NullProgress())
+                    await sync(held, settings, emulator.token, TimeRange(), Progress())
                 else:
-                    await verify(held, settings, emulator.token, VerifyMode(deep=0.5), NullProgress())
+                    await verify(held, settings, emulator.token, VerifyMode(deep=0.5), Progress())
                 assert calls.pop(threading.current_thread().name, 0) == 0, command
                 assert calls.total() > 10
             emulator.world.update(emulator.world.pick_random(10))

@@ -14,7 +14,7 @@ from pipeline.emulator.options import Quirks
 from pipeline.errors import StorageError
 from pipeline.lake.lake import Lake
 from pipeline.maintenance.repair import repair_files
-from pipeline.progress import NullProgress
+from pipeline.progress import Progress
 from pipeline.settings import Settings
 from pipeline.sync.run import RunSession
 from pipeline.sync.sync import TimeRange, sync
@@ -57,7 +57,7 @@ async def ran(base: str, lake: Path) -> Any:
     """One sync of a service that is no emulator."""
     made = Settings(base_url=base, lake=lake)
     with run_constants({"max_attempts": 2}), Lake(lake, doing="sync") as held:
-        return await sync(held, made, "tokentoken", TimeRange(), NullProgress())
+        return await sync(held, made, "tokentoken", TimeRange(), Progress())
 
 
 async def test_an_instance_whose_number_is_another_files_id(lake: Path) -> None:
