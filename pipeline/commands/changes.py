@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Annotated, Final
 
 import typer
@@ -13,17 +12,6 @@ from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_json_instant
 from pipeline.lake.snapshots import Change, diff_snapshots, read_snapshot, require_snapshot
 from pipeline.text_tables import format_table
-from schemas.timestamps import to_datetime
-
-
-class ChangedFile(Struct, frozen=True):
-    """A file that was added, changed or deleted, with the columns that differ; times are of the later snapshot."""
-
-    change: str
-    file_id: int
-    scan_code: str | None
-    updated_at: datetime | None
-    columns: Sequence[str]
 
 
 class ChangeList(Struct, frozen=True):
@@ -32,13 +20,13 @@ class ChangeList(Struct, frozen=True):
     since: int
     until: int
     counts: Mapping[str, int]
-    files: Sequence[ChangedFile]
+    files: Sequence[Change]
 
 
 GROUP: Final = "Use the data"
 RESULT: Final = ChangeList
 
-_COLUMNS: Final = ChangedFile.__struct_fields__
+_COLUMNS: Final = Change.__struct_fields__
 _KINDS: Final = ("added", "changed", "deleted")
 
 
@@ -61,7 +49,7 @@ def run(
     before, later = read_snapshot(before_path), read_snapshot(later_path)
     if later.snapshot < before.snapshot:
         raise SettingsError("--until is before --since.", hint="Give the earlier snapshot as --since.")
-    files = [_describe(change) for change in diff_snapshots(before_path, later_path)]
+    files = list(diff_snapshots(before_path, later_path))
     counts = Counter(file.change for file in files)
     result = ChangeList(before.snapshot, later.snapshot, {kind: counts[kind] for kind in _KINDS}, files)
     text = format_table(_COLUMNS, map(_format_row, files)) if files else ""
@@ -69,11 +57,6 @@ def run(
     return context.print_result(result, f"{text}{summary} from snapshot {before.snapshot} to {later.snapshot}\n")
 
 
-def _describe(change: Change) -> ChangedFile:
-    updated_at = None if change.updated_at is None else to_datetime(change.updated_at)
-    return ChangedFile(change.change, change.file_id, change.scan_code, updated_at, change.columns)
-
-
-def _format_row(file: ChangedFile) -> list[str | None]:
+def _format_row(file: Change) -> list[str | None]:
     updated_at = None if file.updated_at is None else format_json_instant(file.updated_at)
     return [file.change, str(file.file_id), file.scan_code, updated_at, " ".join(file.columns)]

@@ -20,6 +20,7 @@ from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from datetime import datetime
     from pathlib import Path
 
     import pyarrow as pa
@@ -79,7 +80,7 @@ def missing_parts(layout: LakeLayout, contents: SnapshotContents) -> list[str]:
 
 
 class Change(Struct, frozen=True):
-    """A file that differs between two snapshots; `updated_at` of the later one that has it, in microseconds.
+    """A file that differs between two snapshots; `updated_at` is of the later one that has it.
 
     `columns` has those that differ in a changed file, as table.column; a table alone if it has more or fewer rows.
     """
@@ -87,7 +88,7 @@ class Change(Struct, frozen=True):
     change: str
     file_id: int
     scan_code: str | None
-    updated_at: int | None
+    updated_at: datetime | None
     columns: tuple[str, ...] = ()
 
 
@@ -104,7 +105,7 @@ def diff_snapshots(before: Path, later: Path) -> Iterator[Change]:
         result = db.execute(
             "SELECT CASE WHEN b.file_id IS NULL OR b.deleted THEN 'added' WHEN l.file_id IS NULL OR l.deleted"
             " THEN 'deleted' ELSE 'changed' END, file_id, if(l.file_id IS NULL, b.scan_code, l.scan_code),"
-            " epoch_us(if(l.file_id IS NULL, b.updated_at, l.updated_at))"
+            " if(l.file_id IS NULL, b.updated_at, l.updated_at)"
             " FROM before_version AS b FULL JOIN later_version AS l USING (file_id)"
             " WHERE (b.deleted, b._fetched_at, b._run_id) IS DISTINCT FROM (l.deleted, l._fetched_at, l._run_id)"
             " AND NOT (coalesce(b.deleted, true) AND coalesce(l.deleted, true)) ORDER BY 2"

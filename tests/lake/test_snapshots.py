@@ -10,6 +10,7 @@ import duckdb
 from pipeline.lake.lake import Lake
 from pipeline.lake.snapshots import diff_snapshots
 from pipeline.settings import Settings
+from schemas.timestamps import from_datetime
 from tests.lake.corruption import flip
 from tests.lake.history import differing_rows
 from tests.lake.lake_builder import commit
@@ -47,7 +48,8 @@ def test_changes_between_snapshots(history: History) -> None:
         assert len(found) == len({each.file_id for each in found}) > 4
         for each in found:
             if each.change != "deleted":
-                assert each.updated_at == after[each.file_id]["updated"]
+                assert each.updated_at is not None
+                assert from_datetime(each.updated_at) == after[each.file_id]["updated"]
                 assert each.scan_code == after[each.file_id]["item"]["scan_code"]
         assert list(diff_snapshots(catalogs[0], catalogs[0])) == []
 
