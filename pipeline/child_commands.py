@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import sys
-import time
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,7 +53,6 @@ class ChildResult(Struct, frozen=True):
     code: int
     text: bytes
     last_line: str
-    seconds: float
 
     @property
     def output(self) -> Mapping[str, Any]:
@@ -82,7 +80,6 @@ async def run_command(
     the whole environment of the child (None: this process's, without any token). Raises `TimeoutError` after
     `limits.seconds`.
     """
-    started = time.monotonic()
     lines = _Lines(on_line or write_line)
     async with start_command(argv, limits=limits, variables=variables) as child:
         child.stdin.close()
@@ -97,7 +94,7 @@ async def run_command(
             raise
         finally:
             _, _, code = await end
-            result = ChildResult(code, output.result(), lines.last, time.monotonic() - started)
+            result = ChildResult(code, output.result(), lines.last)
             if on_end is not None:
                 on_end(result)
     return result

@@ -43,7 +43,7 @@ def run_for_all_sources(context: CommandContext, command: str, argv: Sequence[st
     """
     context.refuse_options_of_one_source()
     words = [word for word in argv if word != "--all"]
-    killed = ChildResult(ExitCode.INTERRUPTED, b"", "", 0.0)  # also of a source that was not started
+    killed = ChildResult(ExitCode.INTERRUPTED, b"", "")  # also of a source that was not started
     results = dict.fromkeys(load_all_sources(context.config), killed)
     with suppress(RunInterrupted):  # every result has its own exit code
         run_async(_run_all(command, words, results, as_json=context.log_json))

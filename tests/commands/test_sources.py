@@ -202,7 +202,7 @@ def test_a_killed_source_is_told(monkeypatch: pytest.MonkeyPatch, main: Scanlake
     assert sources_module.count_usable_cores() == 3
 
     async def run_command(argv: list[str], *, on_end: Callable[[ChildResult], None], **_: object) -> None:
-        on_end(ChildResult(-9, f"of {argv[-1]}: \u00e9".encode()[:-1], "", 0.1))
+        on_end(ChildResult(-9, f"of {argv[-1]}: \u00e9".encode()[:-1], ""))
 
     monkeypatch.setattr(sources_module, "run_command", run_command)
     told = main("status", "--all")

@@ -225,7 +225,7 @@ def purged(lake: Path, *file_ids: int, **environment: str) -> Answer:
 
     async def run_child(command: list[str], options: list[str]) -> ChildResult:
         answer = await asyncio.to_thread(called, lake, *options, *command, **environment)
-        return ChildResult(answer.code, answer.out.encode(), (answer.lines or [""])[-1], 0.0)
+        return ChildResult(answer.code, answer.out.encode(), (answer.lines or [""])[-1])
 
     with mock.patch.object(publish_after_run, "run_maintenance", run_child):
         return called(lake, "purge", *map(str, file_ids), "--yes", **environment)
