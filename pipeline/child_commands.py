@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import signal
 import sys
 from contextlib import asynccontextmanager, suppress
@@ -32,19 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 STOP_GRACE_SECONDS: Final = 8.0  # for a run that is asked to stop, to commit its complete batches
-_CPU_MARGIN_SECONDS: Final = 30
+_MAX_LINE_BYTES: Final = 16_000_000
+_MAX_OUTPUT_BYTES: Final = 64_000_000
 _log = get_logger()
-
-
-class ChildLimits(Struct, frozen=True):
-    """Limits of a child: seconds until it is killed, bytes of one line and of all output."""
-
-    seconds: float | None = None
-    line_bytes: int = 16_000_000
-    output_bytes: int = 64_000_000
-
-
-_DEFAULT_LIMITS: Final = ChildLimits()
 
 
 class ChildResult(Struct, frozen=True):
@@ -68,23 +57,20 @@ class ChildResult(Struct, frozen=True):
 async def run_command(
     argv: Sequence[str],
     *,
-    limits: ChildLimits = _DEFAULT_LIMITS,
     on_line: Callable[[str], None] | None = None,
     on_end: Callable[[ChildResult], None] | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> ChildResult:
-    """Run `scanlake ARGV` to its end.
+    """Run `scanlake ARGV` to its end, and keep the last 64 MB of its output.
 
     `on_line` receives each line of stderr; without it they go to this process's stderr. On cancellation the child gets
     SIGTERM, and SIGKILL after `STOP_GRACE_SECONDS`; `on_end` receives the result in this case, too. `variables` is
-    the whole environment of the child (None: this process's, without any token). Raises `TimeoutError` after
-    `limits.seconds`.
+    the whole environment of the child (None: this process's, without any token).
     """
-    lines = _Lines(on_line or write_line)
-    async with start_command(argv, limits=limits, variables=variables) as child:
+    async with start_command(argv, variables=variables) as child:
         child.stdin.close()
-        output = asyncio.create_task(_read_tail(child.stdout, limits.output_bytes))
-        end = asyncio.gather(output, lines.read_from(child.stderr), child.process.wait())
+        lines = _read_lines(child.stderr, on_line or write_line)
+        end = asyncio.gather(_read_tail(child.stdout), lines, child.process.wait())
         try:
             await asyncio.shield(end)
         except asyncio.CancelledError:
@@ -93,8 +79,8 @@ async def run_command(
             child.kill()
             raise
         finally:
-            _, _, code = await end
-            result = ChildResult(code, output.result(), lines.last)
+            output, last_line, code = await end
+            result = ChildResult(code, output, last_line)
             if on_end is not None:
                 on_end(result)
     return result
@@ -141,12 +127,16 @@ class RunningCommand(Struct, frozen=True):
 
 @asynccontextmanager
 async def start_command(
-    argv: Sequence[str], *, limits: ChildLimits, variables: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    *,
+    variables: Mapping[str, str] | None = None,
+    seconds: float | None = None,
+    line_bytes: int = _MAX_LINE_BYTES,
 ) -> AsyncIterator[RunningCommand]:
     """Start `scanlake ARGV`; no process of it is left at the end of the block, or of this process.
 
     The child has a session of its own: only this process receives Ctrl-C, and stops the child in order.
-    Raises `TimeoutError` after `limits.seconds`.
+    Raises `TimeoutError` after `seconds`.
     """
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -155,17 +145,15 @@ async def start_command(
         stdout=pipe,
         stderr=pipe,
         env=name_parent(environment_without_tokens() if variables is None else variables),
-        limit=limits.line_bytes,
+        limit=line_bytes,
         start_new_session=True,
     )
     assert process.stdin is not None  # noqa: S101 - all are pipes
     assert process.stdout is not None  # noqa: S101
     assert process.stderr is not None  # noqa: S101
-    if limits.seconds is not None:
-        _limit_processor_time(process.pid, limits.seconds)
     child = RunningCommand(process, process.stdin, process.stdout, process.stderr)
     try:
-        async with asyncio.timeout(limits.seconds):
+        async with asyncio.timeout(seconds):
             yield child
     finally:
         child.kill()
@@ -173,14 +161,6 @@ async def start_command(
             while await stream.read(1 << 20):  # asyncio closes a pipe once it is empty
                 pass
         await process.wait()
-
-
-def _limit_processor_time(pid: int, seconds: float) -> None:
-    """Let the system end the process if this one was killed and cannot."""
-    if hasattr(resource, "prlimit"):  # Linux
-        limit = round((seconds + _CPU_MARGIN_SECONDS) * (os.cpu_count() or 1))
-        with suppress(ProcessLookupError):
-            resource.prlimit(pid, resource.RLIMIT_CPU, (limit, limit))
 
 
 _ERROR_TYPES: Final[dict[int, type[ScanlakeError]]] = {
@@ -212,26 +192,21 @@ def parse_json_object(text: bytes | str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-async def _read_tail(stdout: asyncio.StreamReader, size: int) -> bytes:
-    """Return the last `size` bytes."""
+async def _read_tail(stdout: asyncio.StreamReader) -> bytes:
     tail = bytearray()
     while chunk := await stdout.read(1 << 18):
         tail += chunk
-        del tail[:-size]
+        del tail[:-_MAX_OUTPUT_BYTES]
     return bytes(tail)
 
 
-class _Lines:
-    """The lines of a child's stderr, passed on one by one; the last one is tail."""
-
-    def __init__(self, on_line: Callable[[str], None]) -> None:
-        self.last = ""
-        self._on_line = on_line
-
-    async def read_from(self, stderr: asyncio.StreamReader) -> None:
-        async for line in stderr:
-            self.last = line.decode(errors="replace").rstrip("\n")
-            self._on_line(self.last)
+async def _read_lines(stderr: asyncio.StreamReader, on_line: Callable[[str], None]) -> str:
+    """Pass the lines on one by one, and return the last one."""
+    last = ""
+    async for line in stderr:
+        last = line.decode(errors="replace").rstrip("\n")
+        on_line(last)
+    return last
 
 
 def write_line(line: str) -> None:

@@ -15,7 +15,7 @@ import aiohttp
 import typer
 from msgspec import Struct
 
-from pipeline.child_commands import ChildLimits, run_command, start_command
+from pipeline.child_commands import run_command, start_command
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.lake.duckdb_files import read_database
@@ -74,8 +74,8 @@ def run(
 async def _run_workflow(folder: Path, files: int, seed: int) -> None:
     """Run the commands on a lake in `folder` while an emulator runs."""
     arguments = ("--port", "0", "--files", str(files), "--seed", str(seed))
-    limits = ChildLimits(seconds=_MAX_SECONDS)
-    async with start_command(["emulator", *arguments], limits=limits) as emulator, aiohttp.ClientSession() as session:
+    command = start_command(["emulator", *arguments], seconds=_MAX_SECONDS)
+    async with command as emulator, aiohttp.ClientSession() as session:
         line = await emulator.stdout.readline()
         if not line:
             raise ScanlakeError("The emulator did not start.", hint="Run `scanlake emulator` to see the cause.")

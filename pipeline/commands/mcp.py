@@ -17,7 +17,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pipeline.child_commands import (
-    ChildLimits,
     RunningCommand,
     create_child_error,
     parse_json_object,
@@ -44,7 +43,6 @@ except ImportError:
 GROUP: Final = "Use the data"
 
 _MAX_RESULT_BYTES: Final = 200_000
-_OBJECT_BYTES: Final = 64_000_000
 _MAX_SAFE_INTEGER: Final = 2**53 - 1
 _ASK_FOR_LESS: Final = "Ask for less: filter, aggregate, or select fewer columns."
 _MAX_PROCESSES: Final = 4
@@ -224,7 +222,7 @@ class _Command:
 
 async def run_for_object(context: CommandContext, *arguments: str, seconds: float) -> dict[str, Any]:
     """Run a command and return its JSON object. Raises `ScanlakeError` with its error if it has no result."""
-    async with _start(context, arguments, seconds, _OBJECT_BYTES) as command:
+    async with _start(context, arguments, seconds) as command:
         command.stdin.close()
         output = parse_json_object(await command.stdout.read())
         if not output or "error" in output:
@@ -290,15 +288,14 @@ def _parse_decimal(digits: str) -> float | str:
 
 @asynccontextmanager
 async def _start(
-    context: CommandContext, arguments: tuple[str, ...], seconds: float, line_bytes: int
+    context: CommandContext, arguments: tuple[str, ...], seconds: float, line_bytes: int = _MAX_RESULT_BYTES
 ) -> AsyncIterator[_Command]:
     """Start a command on the lake of the context. It is killed at the end of the block, or after `seconds`."""
     argv = ["--json", *replace(context, log_json=True).to_argv(), *arguments]
     with tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
         variables = environment_without_tokens() | {"TMPDIR": spill}
-        limits = ChildLimits(seconds=seconds, line_bytes=line_bytes)
         try:
-            async with start_command(argv, limits=limits, variables=variables) as child:
+            async with start_command(argv, variables=variables, seconds=seconds, line_bytes=line_bytes) as child:
                 command = _Command(child)
                 try:
                     yield command

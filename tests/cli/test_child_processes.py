@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 from structlog.testing import capture_logs
 
-from pipeline.child_commands import ChildLimits, run_maintenance, start_command
+from pipeline.child_commands import run_maintenance, start_command
 from pipeline.emulator import Emulator, ImageOptions
 from pipeline.errors import RunInterrupted
 from pipeline.lake.lake import Lake
@@ -84,7 +84,7 @@ async def test_a_child_has_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value if name != "COPY_OF_IT" else CANARY + names[0])
     before = set(children_of(os.getpid()))
     worker = WorkerProcess("slow", _WORKER)
-    async with start_command(["--version"], limits=ChildLimits()):  # soon at its end, and then without environment
+    async with start_command(["--version"]):  # soon at its end, and then without environment
         children = set(children_of(os.getpid())) - before
         environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in children]  # noqa: ASYNC240 - in memory
     worker.close()
