@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pipeline.lake.export import run_export
 from pipeline.lake.lake import Lake
 from pipeline.lake.sql import sql_escape_formula
-from pipeline.output_formats import OutputFormat
 from pipeline.text_tables import escape_formula, format_csv_row
 from tests.lake.lake_builder import AT, commit
 from tests.rows import every
@@ -95,7 +94,7 @@ def test_an_export_has_no_formula_in_cells_and_headings(tmp_path: Path) -> None:
         commit(lake, {1: len(kept)}, {"fields": fields, "uploads": uploads})
         lake.publish("", at=AT, complete=True, watermark=AT)
     with duckdb.connect(str(tmp_path / "lake" / "catalog.duckdb"), read_only=True) as db:
-        run_export(db, tmp_path / "out", OutputFormat.CSV, ("fields", "uploads", "fields_wide"))
+        run_export(db, tmp_path / "out", "csv", ("fields", "uploads", "fields_wide"))
     content = {path.stem: path.read_bytes().decode() for path in (tmp_path / "out").iterdir()}
     read = {name: list(csv.reader(io.StringIO(text, newline=""))) for name, text in content.items()}
     heading, *rows = read["uploads"]

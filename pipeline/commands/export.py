@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 from msgspec import Struct
@@ -14,7 +14,6 @@ from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.export import run_export, select_tables
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.reader import open_catalog, run_interruptibly, warn_if_incomplete
-from pipeline.output_formats import OutputFormat, format_option
 
 GROUP: Final = "Use the data"
 
@@ -23,12 +22,11 @@ class ExportedTables(Struct, frozen=True):
     """The place of an export, its format, and the rows by table."""
 
     out: Path
-    format: OutputFormat
+    format: str
     rows: Mapping[str, int]
 
 
 RESULT: Final = ExportedTables
-_FORMATS: Final = (OutputFormat.PARQUET, OutputFormat.CSV, OutputFormat.XLSX)
 
 
 def run(
@@ -38,8 +36,8 @@ def run(
         Path, typer.Argument(metavar="FOLDER|FILE", help="New or empty folder, or a new file that ends in .xlsx.")
     ],
     output_format: Annotated[
-        OutputFormat | None,
-        format_option(*_FORMATS, text="Of a folder: parquet or csv. Default: parquet."),
+        Literal["parquet", "csv", "xlsx"] | None,
+        typer.Option("--format", help="Of a folder: parquet or csv. Default: parquet."),
     ] = None,
     tables: Annotated[
         str | None, typer.Option(metavar="A,B", help="Tables or views to export. Default: all tables.")
@@ -69,14 +67,14 @@ def run(
     return context.print_result(ExportedTables(target.absolute(), chosen, counts), text)
 
 
-def _choose_format(target: Path, typed: OutputFormat | None) -> OutputFormat:
+def _choose_format(target: Path, typed: str | None) -> str:
     """Return the format that the name means, otherwise the typed one. Raises `SettingsError` if they differ."""
     if target.suffix.lower() == ".duckdb":
         raise SettingsError(f"{target.name}: an export is no database.", hint="Use a folder, or .xlsx for a workbook.")
     is_workbook = target.suffix.lower() == ".xlsx"
-    if is_workbook and typed in {None, OutputFormat.XLSX}:
-        return OutputFormat.XLSX
-    if not is_workbook and typed is not OutputFormat.XLSX:
-        return typed or OutputFormat.PARQUET
+    if is_workbook and typed in {None, "xlsx"}:
+        return "xlsx"
+    if not is_workbook and typed != "xlsx":
+        return typed or "parquet"
     hint = "Use a name that ends in .xlsx for a workbook, and --format parquet or csv for a folder."
     raise SettingsError(f"{target.name} and --format {typed} exclude each other.", hint=hint)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeAlias, get_args
 
 import typer
 from msgspec import Struct
@@ -29,7 +29,6 @@ from pipeline.lake.reader import (
     warn_if_incomplete,
 )
 from pipeline.lake.xlsx import check_xlsx_installed
-from pipeline.output_formats import OutputFormat, format_option
 from pipeline.stop_signals import end_process, interrupt_command, replace_handlers
 from pipeline.text_tables import format_table
 from pipeline.tokens import environment_without_tokens
@@ -41,12 +40,9 @@ if TYPE_CHECKING:
 
 GROUP: Final = "Use the data"
 
-_FORMATS: Final = (
-    *(OutputFormat.TABLE, OutputFormat.CSV, OutputFormat.JSON, OutputFormat.JSONL),
-    *(OutputFormat.PARQUET, OutputFormat.XLSX),
-)
+_Format = Literal["table", "csv", "json", "jsonl", "parquet", "xlsx"]
 _TABLE_ROWS: Final = 200
-_FILES_ONLY: Final = frozenset({OutputFormat.PARQUET, OutputFormat.XLSX})
+_FILES_ONLY: Final = frozenset({"parquet", "xlsx"})
 
 
 class QueryResult(Struct, frozen=True):
@@ -61,7 +57,7 @@ class WrittenRows(Struct, frozen=True):
     """The file that `--out` names, its format and the number of its rows."""
 
     out: Path
-    format: OutputFormat
+    format: str
     rows: int
 
 
@@ -76,8 +72,8 @@ def run(
         typer.Argument(metavar="SQL", help="Query. -: standard input. Left out on a terminal: DuckDB's client."),
     ] = None,
     output_format: Annotated[
-        OutputFormat | None,
-        format_option(*_FORMATS, text="Output format. Default: by the extension of --out, otherwise table."),
+        _Format | None,
+        typer.Option("--format", help="Output format. Default: by the extension of --out, otherwise table."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -107,7 +103,7 @@ def run(
     chosen = _choose_format(output_format, out, as_json=context.as_json)
     if chosen in _FILES_ONLY and out is None:
         raise SettingsError(f"The format {chosen} needs a file.", hint="Add --out FILE.")
-    if chosen is OutputFormat.XLSX:
+    if chosen == "xlsx":
         check_xlsx_installed()
     query = _read_sql(sql)
     write = _find_writer(chosen, exact=no_formula_escape)
@@ -157,12 +153,12 @@ def _read_sql(sql: str | None) -> str:
     return text
 
 
-def _find_writer(chosen: OutputFormat, *, exact: bool) -> Callable[..., int]:
+def _find_writer(chosen: str, *, exact: bool) -> Callable[..., int]:
     """Return the function that writes a format, and import what it needs: a table no Arrow, JSON no writer of Arrow."""
-    if chosen is OutputFormat.TABLE:
+    if chosen == "table":
         return _write_table
-    name = "write_exact_csv" if exact and chosen is OutputFormat.CSV else f"write_{chosen}"
-    as_file = chosen in {OutputFormat.CSV, *_FILES_ONLY}
+    name = "write_exact_csv" if exact and chosen == "csv" else f"write_{chosen}"
+    as_file = chosen in {"csv", *_FILES_ONLY}
     module = "pipeline.lake.export" if as_file else "pipeline.lake.query_result"
     replace_handlers(end_process, interrupt_command)  # no signal interrupts the import
     write: Callable[..., int] = getattr(importlib.import_module(module), name)
@@ -242,25 +238,26 @@ def _open_output(out: Path | None) -> Iterator[IO[bytes]]:
         yield target
 
 
-def _choose_format(typed: OutputFormat | None, out: Path | None, *, as_json: bool) -> OutputFormat:
+def _choose_format(typed: str | None, out: Path | None, *, as_json: bool) -> str:
     """Return the format of a result: the typed one, otherwise by the name of the file `out`, otherwise a table.
 
     `out` is None for standard output, where `--json` is a format. Raises `SettingsError`.
     """
     if out is None and as_json:
-        if typed not in {None, OutputFormat.JSON}:
+        if typed not in {None, "json"}:
             raise SettingsError("--json and another --format exclude each other.", hint="Leave one out, or add --out.")
-        return OutputFormat.JSON
+        return "json"
     extension = out.suffix.lower().removeprefix(".") if out is not None else ""
-    if typed is not None and extension in _FORMATS and extension != typed:
+    formats = get_args(_Format)
+    if typed is not None and extension in formats and extension != typed:
         hint = "Leave --format out, or rename the file."
         raise SettingsError(f"--out {out}: the name is for {extension}, --format is {typed}.", hint=hint)
     if typed is None and out is not None and (not out.exists() or out.is_file()):  # not a device or a pipe
         if extension in {"", "txt"}:
-            return OutputFormat.TABLE
-        if extension not in _FORMATS:
-            names = ", ".join(f".{name}" for name in _FORMATS if name is not OutputFormat.TABLE)
+            return "table"
+        if extension not in formats:
+            names = ", ".join(f".{name}" for name in formats if name != "table")
             hint = f"Use {names} or .txt, or add --format."
             raise SettingsError(f"--out {out}: .{extension} is no format of a result.", hint=hint)
-        return OutputFormat(extension)
-    return typed or OutputFormat.TABLE
+        return extension
+    return typed or "table"

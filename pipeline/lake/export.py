@@ -24,7 +24,6 @@ from pipeline.lake.query_result import BATCH_ROWS, iter_rows, read_batches
 from pipeline.lake.reader import cast_to_text
 from pipeline.lake.sql import sql_escape_formula, sql_identifier
 from pipeline.lake.xlsx import is_excel_type, open_workbook, write_sheet
-from pipeline.output_formats import OutputFormat
 from pipeline.text_tables import escape_formula
 from schemas.tables import BY_NAME, TABLES
 
@@ -57,7 +56,7 @@ def select_tables(db: duckdb.DuckDBPyConnection, names: Sequence[str]) -> tuple[
 def run_export(
     db: duckdb.DuckDBPyConnection,
     target: Path,
-    format_: OutputFormat,
+    format_: str,
     tables: Sequence[str],
     *,
     escape_formulas: bool = True,
@@ -69,12 +68,12 @@ def run_export(
     """
     sources = {name: _read_table(db, name) for name in tables}
     with staging_path(target) as path:
-        if format_ is OutputFormat.XLSX:
+        if format_ == "xlsx":
             with path.open("wb") as file:
                 return write_workbook(sources, file, path.parent)
         path.mkdir()
         write_text = write_csv if escape_formulas else write_exact_csv
-        write = write_text if format_ is OutputFormat.CSV else write_parquet
+        write = write_text if format_ == "csv" else write_parquet
         counts = {}
         for name, rows in sources.items():
             with (path / f"{name}.{format_}").open("wb") as file:

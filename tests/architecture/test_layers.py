@@ -29,7 +29,7 @@ LAYERS: Final = (
     {"flatten"},
     {"worker_process", "live_progress"},
     {"child_commands", "config", "findings", "process", "templates", "text_tables"},
-    {"progress", "settings", "command_options", "output_formats"},
+    {"progress", "settings", "command_options"},
     {"logs"},
     {"log_events"},
     {"errors", "version", "formatting", "atomic_files", "tokens", "urls", "stop_signals"},

@@ -86,7 +86,7 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("files --include geocoding", "--include geocoding requires uploads"),
     ("files --limit 0", "--limit"),
     ("query --json --format csv 'SELECT 1'", "--json and another --format exclude each other"),
-    ("query --format html 'SELECT 1'", "'html' is not one of table, csv, json"),
+    ("query --format html 'SELECT 1'", "Invalid value for '--format': 'html' is not one of"),
     # Reports and links: nothing is ordered, and no folder of another is taken
     ("report -o out", "No files are selected."),
     ("demo --folder lake", "lake exists and is not from an earlier demo."),

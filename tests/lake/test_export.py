@@ -17,7 +17,6 @@ import pytest
 from pipeline.lake import xlsx
 from pipeline.lake.export import run_export
 from pipeline.lake.lake import Lake
-from pipeline.output_formats import OutputFormat
 from schemas.tables import TABLES
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import told
@@ -53,7 +52,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_once(tmp_path_factory, "exported", _make)
 
 
-def exported(lake: Path, target: Path, shape: OutputFormat, *tables: str, raw: bool = False) -> dict[str, int]:
+def exported(lake: Path, target: Path, shape: str, *tables: str, raw: bool = False) -> dict[str, int]:
     """Export as the command does, but for its confinement."""
     with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as db:
         return run_export(db, target, shape, tables or ("files", "uploads"), escape_formulas=not raw)
@@ -61,7 +60,7 @@ def exported(lake: Path, target: Path, shape: OutputFormat, *tables: str, raw: b
 
 def test_parquet_is_exact(lake: Path, tmp_path: Path) -> None:
     """Parquet files hold every value as the lake does."""
-    assert exported(lake, tmp_path / "out", OutputFormat.PARQUET) == {"files": 1, "uploads": len(TEXTS)}
+    assert exported(lake, tmp_path / "out", "parquet") == {"files": 1, "uploads": len(TEXTS)}
     rows = pq.read_table(tmp_path / "out" / "uploads.parquet").to_pylist()
     assert tuple(row["comment"] for row in rows) == TEXTS
     assert {row["file_id"] for row in rows} == {2**53 + 1}
@@ -71,7 +70,7 @@ def test_parquet_is_exact(lake: Path, tmp_path: Path) -> None:
 def test_csv_is_guarded(lake: Path, tmp_path: Path) -> None:
     """CSV text that a spreadsheet would run has a ' before it, numbers do not; --no-formula-escape leaves it."""
     for name in ("guarded", "raw"):
-        exported(lake, tmp_path / name, OutputFormat.CSV, raw=name == "raw")
+        exported(lake, tmp_path / name, "csv", raw=name == "raw")
         with (tmp_path / name / "uploads.csv").open(encoding="utf-8", newline="") as content:
             rows = list(csv.DictReader(content))
         wanted = [("'" + text if text in FORMULAS and name == "guarded" else text) or "" for text in TEXTS]
@@ -107,7 +106,7 @@ def test_a_workbook(lake: Path, tmp_path: Path) -> None:
     Times are Excel's own dates, the heading is frozen and has a filter over all rows, columns fit what they show.
     """
     book = tmp_path / "out"
-    exported(lake, book, OutputFormat.XLSX)
+    exported(lake, book, "xlsx")
     with zipfile.ZipFile(book) as parts:
         assert parts.testzip() is None
         for name in parts.namelist():
@@ -142,7 +141,7 @@ def test_a_workbook(lake: Path, tmp_path: Path) -> None:
 def test_a_workbook_needs_no_other_disk(lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of an export are beside its target until they are a workbook: the system's /tmp can be small."""
     monkeypatch.setattr(tempfile, "tempdir", "/dev/full")
-    exported(lake, tmp_path / "out", OutputFormat.XLSX)
+    exported(lake, tmp_path / "out", "xlsx")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

@@ -17,7 +17,6 @@ from pipeline.lake.export import run_export
 from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS
 from pipeline.lake.models import RunRecord
-from pipeline.output_formats import OutputFormat
 from pipeline.publish.restore import restore_backup
 from pipeline.publish.stores import open_folder_or_store
 from tests.lake.corruption import checked, parts
@@ -63,7 +62,7 @@ def test_an_export_touches_only_what_is_its_own(two_files: Path, tmp_path: Path)
 def export_to(out: Path, lake: Path) -> None:
     """Export two tables as Parquet, as the command does."""
     with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as db:
-        run_export(db, out, OutputFormat.PARQUET, ("files", "uploads"))
+        run_export(db, out, "parquet", ("files", "uploads"))
 
 
 def test_an_export_to_a_link(two_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
