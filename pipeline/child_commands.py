@@ -57,20 +57,19 @@ class ChildResult(Struct, frozen=True):
 async def run_command(
     argv: Sequence[str],
     *,
-    on_line: Callable[[str], None] | None = None,
+    on_line: Callable[[str], None],
     on_end: Callable[[ChildResult], None] | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> ChildResult:
     """Run `scanlake ARGV` to its end, and keep the last 64 MB of its output.
 
-    `on_line` receives each line of stderr; without it they go to this process's stderr. On cancellation the child gets
-    SIGTERM, and SIGKILL after `STOP_GRACE_SECONDS`; `on_end` receives the result in this case, too. `variables` is
-    the whole environment of the child (None: this process's, without any token).
+    `on_line` receives each line of stderr. On cancellation the child gets SIGTERM, and SIGKILL after
+    `STOP_GRACE_SECONDS`; `on_end` receives the result in this case, too. `variables` is the whole environment of the
+    child (None: this process's, without any token).
     """
     async with start_command(argv, variables=variables) as child:
         child.stdin.close()
-        lines = _read_lines(child.stderr, on_line or write_line)
-        end = asyncio.gather(_read_tail(child.stdout), lines, child.process.wait())
+        end = asyncio.gather(_read_tail(child.stdout), _read_lines(child.stderr, on_line), child.process.wait())
         try:
             await asyncio.shield(end)
         except asyncio.CancelledError:

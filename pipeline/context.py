@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from msgspec.structs import asdict
@@ -37,16 +37,13 @@ class CommandContext(GlobalOptions, frozen=True):
         has_display = not self.log_json and progress.find_live_console() is not None
         return logs.QUIET if self.quiet or has_display else logs.NORMAL
 
-    def settings(self, **flags: Any) -> Settings:
-        """Load and validate the settings and start the log file; `flags` override (None: not given).
+    def settings(self) -> Settings:
+        """Load and validate the settings and start the log file. Raises `SettingsError`."""
+        return self.use_settings(self.load_layers())
 
-        Raises `SettingsError`.
-        """
-        return self.use_settings(self.load_layers(**flags))
-
-    def load_layers(self, **flags: Any) -> SettingsLayers:
-        """Return the layers of the settings, with this command's flags on top."""
-        flags = {"lake": self.lake, "log_file": self.log_file, **self.given_settings, **flags}
+    def load_layers(self) -> SettingsLayers:
+        """Return the layers of the settings, with the global options on top."""
+        flags = {"lake": self.lake, "log_file": self.log_file, **self.given_settings}
         return load_layers(self.config, flags, source=self.source)
 
     @property

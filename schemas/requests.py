@@ -20,7 +20,6 @@ from pydantic import (
 from schemas.includes import Include  # noqa: TC001 - pydantic evaluates it
 from schemas.timestamps import SECOND, format_instant, from_datetime, parse_instant
 
-DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 250
 MAX_LIMIT_WITH_INCLUDES: Final = 50
 MAX_REPORT_FILES: Final = 100

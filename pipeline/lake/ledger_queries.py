@@ -60,10 +60,6 @@ class LedgerQueries:
         """Return {first column: second column}."""
         return {row[0]: row[1] for row in self.query(sql, parameters)}
 
-    def _column(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        """Return the first column."""
-        return [row[0] for row in self.query(sql, parameters)]
-
     def quick_check(self) -> str:
         """Return "ok", or what SQLite reports as the first damage."""
         return str(self.query("PRAGMA quick_check(1)")[0][0])
@@ -218,7 +214,7 @@ class LedgerQueries:
 
     def part_names(self) -> set[str]:
         """Return the names of all parts, with retired ones."""
-        return set(self._column("SELECT name FROM part UNION ALL SELECT name FROM retired_part"))
+        return {row[0] for row in self.query("SELECT name FROM part UNION ALL SELECT name FROM retired_part")}
 
     # Runs and snapshots
 

@@ -19,7 +19,6 @@ from pipeline.errors import AuthenticationError, LakeLockedError, ScanlakeError,
 from pipeline.lake.lake import Lake
 from pipeline.lake.request_log import OrderState, ReportJob
 from pipeline.logs import get_logger
-from pipeline.progress import Progress
 from pipeline.reports.certification import Certifier
 from pipeline.reports.confirmation import FileConfirmer
 from pipeline.reports.folder import MARKER, open_job_folder
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
     from pipeline.client.client import Client
     from pipeline.lake.request_log import ReportBatch, ReportJobFile, ReportOrderRecord, RequestLog
+    from pipeline.progress import Progress
     from pipeline.reports.folder import JobFolder
     from pipeline.reports.models import CatalogState, JobOptions, Manifest
     from pipeline.settings import Settings
@@ -71,7 +71,7 @@ async def run_job(
     select_files: FileSelector,
     publish: Callable[[], object],
     sign: Signer | None = None,
-    progress: Progress | None = None,
+    progress: Progress,
 ) -> JobResult:
     """Begin or resume the folder's job, download every report that is ready in time, and write the manifest.
 
@@ -91,7 +91,7 @@ async def run_job(
             finished = await asyncio.to_thread(_find_finished, folder, reader, known, sign)
             if finished is not None:
                 return JobResult(finished, resumed=True, was_complete=True)
-        state = ReportRunState(client, request_log, folder, options, timeout_seconds, progress or Progress())
+        state = ReportRunState(client, request_log, folder, options, timeout_seconds, progress)
         run = ReportRun(state, reader)
         try:
             async with client:

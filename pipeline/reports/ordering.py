@@ -22,7 +22,7 @@ from pipeline.errors import AuthenticationError, ProtocolError, ScanlakeError, S
 from pipeline.lake.request_log import FileConfirmation, OrderState
 from pipeline.logs import get_logger
 from pipeline.process import await_response
-from pipeline.progress import Progress, RateEstimator, ReportProgress
+from pipeline.progress import RateEstimator, ReportProgress
 from pipeline.reports.confirmation import describe_absence
 from pipeline.reports.selection import make_batches, name_pdf
 from schemas.requests import ReportRequest
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pipeline.client.downloader import DownloadedReport
     from pipeline.client.protocol import ReportOrder
     from pipeline.lake.request_log import ReportBatch, ReportOrderRecord, RequestLog
+    from pipeline.progress import Progress
     from pipeline.reports.confirmation import FileConfirmer
     from pipeline.reports.folder import JobFolder, TempFile
     from pipeline.reports.models import JobOptions
@@ -67,7 +68,7 @@ class ReportRunState(Struct):
     folder: JobFolder
     options: JobOptions
     timeout_seconds: float  # from an order to its report
-    progress: Progress = field(default_factory=Progress)
+    progress: Progress
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OUTSTANDING_REPORTS))
     batches: dict[int, ReportBatch] = field(default_factory=dict)
     last_orders: dict[int, ReportOrderRecord] = field(default_factory=dict)  # by batch

@@ -23,6 +23,7 @@ from pipeline.emulator import Emulator, Quirks, WorldPlan
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog
 from pipeline.lake.request_log import open_request_log
+from pipeline.progress import Progress
 from pipeline.reports.job import JobResult, publish_if_unlocked, run_job
 from pipeline.reports.models import JobOptions
 from pipeline.reports.selection import Selection, select_files
@@ -171,6 +172,7 @@ async def run_report(
             select_files=select,
             publish=partial(publish_if_unlocked, settings, "the test") if publishes else lambda: None,
             sign=sign,
+            progress=Progress(),
         )
 
 
