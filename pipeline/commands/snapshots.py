@@ -30,7 +30,7 @@ class SnapshotStatus(Struct, frozen=True):
     watermark: datetime | None
     complete: bool
     files: int
-    state: Literal["kept", "incomplete", "damaged", "deleted"] = "deleted"
+    state: Literal["kept", "damaged", "deleted"] = "deleted"
     bytes: int | None = None
     path: Path | None = None
     kept_as: Sequence[str] | None = None
