@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from pipeline.child_commands import run_maintenance
 from pipeline.command_options import Excludes, parse_range
@@ -105,11 +105,8 @@ def _sync(
         verification = run_async(verify_if_due(lake, settings, token, summary, progress))
         stats = LakeStats.read_from(lake)
         compact_if_due(lake, settings)
-    values = asdict(summary)
-    outcome = replace(
-        SyncOutcome(**values, delta=delta, lake=stats, verify=verification),
-        **_run_followers(context, settings),
-    )
+    followers = _run_followers(context, settings)
+    outcome = SyncOutcome(**asdict(summary), delta=delta, lake=stats, verify=verification, **followers)
     result.result = to_json_value(outcome)
     text = _format_verify(settings, verification, prints_summary=prints_summary)
     is_consistent = not isinstance(verification, VerifyResult) or verification.consistent
