@@ -109,6 +109,8 @@ _LOST: Final = {"response": "error", "status": "NO FILE FOUND"}
         ("list detail share", "status-503 7.0", [reply(status=503, Retry_After="7")]),
         ("list detail share", "ProtocolError", [reply(status=302)]),
         ("list detail share", "status-502", [reply(status=502)]),
+        ("list detail share", "status-408", [reply(status=408)]),
+        ("list detail share", "status-425", [reply(status=425)]),
         # A page, truncated JSON or JSON without `data` is never an empty list; a text of success is no error.
         ("list", "html", [reply(b"<!doctype html><p>maintenance")]),
         ("list", "json", replies(b"", b'{"data":[{"id":1},{"id":', b'{"data":[{"id":1}]', b'{"data":[{"id":1}]}x')),

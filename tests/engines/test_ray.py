@@ -27,7 +27,10 @@ from tests.sync.sync_harness import synced
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason=f"needs Ray: run `{INSTALL}`")
+pytestmark = [
+    pytest.mark.skipif(not PYTHON.exists(), reason=f"needs Ray: run `{INSTALL}`"),
+    pytest.mark.slow,  # a machine without Ray cannot measure it
+]
 
 _START_SECONDS: Final = 120.0
 _FILES: Final = 6_000
