@@ -11,7 +11,7 @@ from pipeline.images.download import fetch_images, plan_images
 from pipeline.images.image_writer import ImageSummary
 from pipeline.images.work_list import ImageSelection, WorkCounts
 from pipeline.lake.folder_checks import require_lake
-from pipeline.lake.image_records import last_image_change
+from pipeline.lake.image_store import last_image_change
 from pipeline.logs import to_one_line
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.settings import require_base_url

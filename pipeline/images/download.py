@@ -24,8 +24,7 @@ from pipeline.formatting import pluralize
 from pipeline.images.image_writer import MAX_WORKERS, ImageSummary, ImageWriter
 from pipeline.images.storing import can_decode
 from pipeline.images.work_list import LINK_KEYS, WorkCounts, WorkList
-from pipeline.lake.image_records import ImageKey, ImageRecord, ImageState, read_totals
-from pipeline.lake.image_store import CompleteDownload, remove_files
+from pipeline.lake.image_store import CompleteDownload, ImageKey, ImageRecord, ImageState, read_totals, remove_files
 from pipeline.lake.reader import limit_address_space, open_catalog, open_ledger_readonly
 from pipeline.logs import get_logger
 from pipeline.process import run_async

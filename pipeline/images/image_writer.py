@@ -13,8 +13,15 @@ from msgspec.structs import asdict
 
 from pipeline.client.image_client import find_type
 from pipeline.images.storing import StoreResult
-from pipeline.lake.image_records import ImageRecord, ImageState, ImageTotals, write_images
-from pipeline.lake.image_store import CompleteDownload, ImageStore, remove_files
+from pipeline.lake.image_store import (
+    CompleteDownload,
+    ImageRecord,
+    ImageState,
+    ImageStore,
+    ImageTotals,
+    remove_files,
+    write_images,
+)
 from pipeline.lake.layout import translate_os_errors
 from pipeline.worker_process import WorkerEndedError, WorkerProcess
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from msgspec import Struct
 
-from pipeline.lake.image_records import ImageKey, ImageKind, iter_states
+from pipeline.lake.image_store import ImageKey, ImageKind, iter_states
 from pipeline.lake.reader import check_query, translate_query_errors
 
 if TYPE_CHECKING:

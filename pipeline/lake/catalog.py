@@ -48,7 +48,7 @@ from pipeline.lake.duckdb_files import first_line, read_database, translate_duck
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.folder_checks import is_other_database, is_own_catalog
 from pipeline.lake.history import create_history, write_history
-from pipeline.lake.image_records import last_image_change
+from pipeline.lake.image_store import last_image_change
 from pipeline.lake.layout import translate_os_errors, write_read_only
 from pipeline.lake.models import CatalogRecord, DeltaBase
 from pipeline.lake.parts import estimate_memory

@@ -16,7 +16,7 @@ from pipeline.lake.catalog_sql import (
     describe_format,
 )
 from pipeline.lake.duckdb import create_table, fill_table, write_comments
-from pipeline.lake.image_records import iter_images
+from pipeline.lake.image_store import iter_images
 from pipeline.lake.meta_tables import CATALOG_FORMAT, FRESHNESS_COLUMNS, META_TABLES, MetaTable
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES, find_reference
 

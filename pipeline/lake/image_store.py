@@ -1,9 +1,10 @@
-"""The pictures of a lake: files named by the SHA-256 of their content, written once.
+"""The pictures of a lake: files named by the SHA-256 of their content, and their rows in the ledger.
 
-`images/ab/cdef....jpg` is the picture whose hash begins with abcdef. A download writes `images/incoming/.NAME.tmp`.
-A complete one gets a name with its upload and its hash there; the final name is a second link to it. The ledger's row
-comes after that, and then the name in `incoming` is removed. So a run that is killed at any point loses only the
-downloads that were in flight.
+A row says of an upload and a kind whether the picture is stored, or why it is not. `images/ab/cdef....jpg` is the
+picture whose hash begins with abcdef, written once. A download writes `images/incoming/.NAME.tmp`. A complete one gets
+a name with its upload and its hash there; the final name is a second link to it. The ledger's row comes after that, and
+then the name in `incoming` is removed. So a run that is killed at any point loses only the downloads that were in
+flight.
 """
 
 from __future__ import annotations
@@ -11,21 +12,213 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from typing import TYPE_CHECKING, Final, NamedTuple
+from enum import StrEnum
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from msgspec import Struct, field
 
 from pipeline.atomic_files import READ_ONLY, damaged_name, rename_without_overwrite, sha256_file, temp_name
 from pipeline.errors import StorageError
 from pipeline.formatting import format_bytes
 from pipeline.lake.file_names import COMPLETE, IMAGES, INCOMING, name_image
-from pipeline.lake.image_records import ImageKey, ImageKind
 from pipeline.lake.layout import translate_os_errors
+from pipeline.lake.ledger import insert_all
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.ledger import Ledger
+    from pipeline.lake.ledger_queries import LedgerQueries
+
+_BATCH_ROWS: Final = 10_000
+_BATCH_CHANGES: Final = 40  # of a few hundred rows at most
+
+
+class ImageKind(StrEnum):
+    """Which link of an upload a picture is of."""
+
+    IMAGE = "image"
+    THUMBNAIL = "thumbnail"
+
+
+class ImageState(StrEnum):
+    """What became of a picture: not found in the service, refused because of its content, failed for now, or stored."""
+
+    STORED = "stored"
+    NOT_FOUND = "not_found"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+class ImageKey(NamedTuple):
+    """The upload, and which of its links. Ids of uploads are unique within a file."""
+
+    file_id: int
+    upload_id: int
+    kind: ImageKind
+
+
+class ImageRecord(Struct, frozen=True):
+    """A row of the ledger's table. Instants are microseconds; `path` is below the lake's folder."""
+
+    file_id: int
+    upload_id: int
+    kind: ImageKind
+    state: ImageState
+    fetched_at: int
+    reason: str | None = None
+    sha256: str | None = None
+    bytes: int | None = None
+    mime: str | None = None
+    width: int | None = None
+    height: int | None = None
+    taken_at: int | None = None
+    latitude: float | None = None
+    longitude: float | None = None
+    path: str | None = None
+
+    @property
+    def key(self) -> ImageKey:
+        """The upload and the kind."""
+        return ImageKey(self.file_id, self.upload_id, self.kind)
+
+
+COLUMNS: Final = ImageRecord.__struct_fields__
+"""The columns of the ledger's table, without its change number."""
+_KEY: Final = COLUMNS[:3]
+_read_values: Final = attrgetter(*COLUMNS)
+
+
+class ImageTotals(Struct, frozen=True):
+    """Rows by state, and the stored pictures: each counts once, however many uploads have it."""
+
+    rows: dict[str, int] = field(default_factory=dict)
+    pictures: int = 0
+    bytes: int = 0
+
+
+def has_images(ledger: LedgerQueries) -> bool:
+    """Return whether the ledger has any row of a picture."""
+    return bool(ledger.query("SELECT 1 FROM image LIMIT 1"))
+
+
+def last_image_change(ledger: LedgerQueries) -> int:
+    """Return the number of the last change of a row; 0 without rows."""
+    return int(ledger.query("SELECT coalesce(max(change_seq), 0) FROM image")[0][0])
+
+
+def read_totals(ledger: LedgerQueries) -> ImageTotals:
+    """Return the numbers of rows and pictures."""
+    rows = {row[0]: row[1] for row in ledger.query("SELECT state, count(*) FROM image GROUP BY state")}
+    pictures, size = ledger.query(
+        "SELECT count(*), coalesce(sum(bytes), 0) FROM"
+        " (SELECT max(bytes) AS bytes FROM image WHERE sha256 IS NOT NULL GROUP BY sha256)"
+    )[0]
+    return ImageTotals(rows, pictures, size)
+
+
+def iter_images(ledger: LedgerQueries, *, since_change: int = 0) -> Iterator[Sequence[ImageRecord]]:
+    """Yield the rows that changed after a change, in batches; all rows come by key."""
+    if since_change:
+        yield from _iter_changed(ledger, since_change)
+        return
+    for rows in _iter_rows(ledger, COLUMNS):
+        yield [_to_record(row) for row in rows]
+
+
+def iter_states(ledger: LedgerQueries) -> Iterator[Sequence[Sequence[Any]]]:
+    """Yield (file_id, upload_id, kind, state, fetched_at) of all rows, in batches."""
+    yield from _iter_rows(ledger, (*_KEY, "state", "fetched_at"))
+
+
+def _iter_rows(ledger: LedgerQueries, columns: Sequence[str]) -> Iterator[Sequence[Sequence[Any]]]:
+    """Yield these columns of all rows, in batches by key; the key is first."""
+    last: tuple[int, int, str] = (-(2**63), -(2**63), "")
+    while True:
+        rows = ledger.query(
+            f"SELECT {', '.join(columns)} FROM image WHERE (file_id, upload_id, kind) > (?, ?, ?)"
+            f" ORDER BY file_id, upload_id, kind LIMIT {_BATCH_ROWS}",
+            last,
+        )
+        if not rows:
+            return
+        yield rows
+        last = (rows[-1][0], rows[-1][1], rows[-1][2])
+
+
+def _iter_changed(ledger: LedgerQueries, since_change: int) -> Iterator[Sequence[ImageRecord]]:
+    """Yield the rows of some changes at a time, by the index of the changes."""
+    sql = f"SELECT {', '.join(COLUMNS)} FROM image WHERE change_seq > ? AND change_seq <= ?"
+    for first in range(since_change, last_image_change(ledger), _BATCH_CHANGES):
+        rows = ledger.query(sql, (first, first + _BATCH_CHANGES))
+        if rows:
+            yield [_to_record(row) for row in rows]
+
+
+def read_images_of(ledger: LedgerQueries, prefix: str) -> list[ImageRecord]:
+    """Return the rows of stored pictures whose hash begins with two hexadecimal digits."""
+    sql = f"SELECT {', '.join(COLUMNS)} FROM image WHERE sha256 >= ? AND sha256 < ?"
+    return [_to_record(row) for row in ledger.query(sql, (prefix, prefix + "g"))]
+
+
+def write_images(ledger: Ledger, records: Sequence[ImageRecord]) -> None:
+    """Insert or replace rows in one transaction. Their files are durable before."""
+    with ledger.transaction() as db:
+        seq = int(db.execute("SELECT coalesce(max(change_seq), 0) + 1 FROM image").fetchone()[0])
+        rows = [(*_read_values(record), seq) for record in records]
+        insert_all(db, "image", (*COLUMNS, "change_seq"), rows, on_conflict="REPLACE")
+
+
+def delete_images(db: sqlite3.Connection, before: Mapping[int, int]) -> set[str]:
+    """Delete the rows of files from before an instant, {file id: microseconds}, within a transaction.
+
+    Returns the paths of the pictures that they had.
+    """
+    paths: set[str] = set()
+    for row in before.items():
+        sql = "DELETE FROM image WHERE file_id = ? AND fetched_at < ? RETURNING path"
+        paths |= {path for (path,) in db.execute(sql, row).fetchall() if path is not None}
+    return paths
+
+
+def iter_paths(ledger: LedgerQueries) -> Iterator[str]:
+    """Yield the paths of the stored pictures, and of those that a purge in progress deletes."""
+    for rows in _iter_rows(ledger, (*_KEY, "path")):
+        yield from (row[-1] for row in rows if row[-1] is not None)
+    yield from ledger.properties.purged_pictures
+
+
+def find_unused(ledger: LedgerQueries, paths: Iterable[str]) -> list[str]:
+    """Return those of the paths that no row has."""
+    sql = "SELECT 1 FROM image WHERE sha256 = ? LIMIT 1"
+    return [path for path in paths if not ledger.query(sql, (_hash_of(path),))]
+
+
+def forget_images(ledger: Ledger, keys: Sequence[ImageKey]) -> None:
+    """Delete rows: the next run fetches their pictures."""
+    with ledger.transaction() as db:
+        db.executemany("DELETE FROM image WHERE file_id = ? AND upload_id = ? AND kind = ?", keys)
+
+
+def forget_missing_pictures(ledger: Ledger, is_missing: Callable[[str], bool]) -> None:
+    """Delete the rows of pictures that a copy of a lake does not have, by their paths: its next run fetches them."""
+    stored = (record for records in iter_images(ledger) for record in records if record.path is not None)
+    forget_images(ledger, [record.key for record in stored if is_missing(record.path or "")])
+
+
+def _hash_of(path: str) -> str:
+    _, folder, name = path.split("/")
+    return folder + name.partition(".")[0]
+
+
+def _to_record(row: Sequence[Any]) -> ImageRecord:
+    values = dict(zip(COLUMNS, row, strict=True))
+    return ImageRecord(**{**values, "kind": ImageKind(values["kind"]), "state": ImageState(values["state"])})
 
 
 _KEEP_FREE_BYTES: Final = 1024**3  # for the tables

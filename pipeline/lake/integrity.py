@@ -34,8 +34,7 @@ from pipeline.lake.file_names import (
     list_part_files,
     list_snapshots,
 )
-from pipeline.lake.image_records import ImageRecord, ImageState, has_images, read_images_of, write_images
-from pipeline.lake.image_store import move_damaged
+from pipeline.lake.image_store import ImageRecord, ImageState, has_images, move_damaged, read_images_of, write_images
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.meta_tables import CATALOG_FORMAT
 from pipeline.lake.parts import RAW_TABLE, is_own_part

@@ -22,7 +22,7 @@ from pipeline.findings import damage, warning
 from pipeline.lake.catalog_sql import PART_COLUMNS, read_kept_properties, read_spec
 from pipeline.lake.duckdb_files import classify_read_error, first_line, read_database
 from pipeline.lake.file_names import is_part_name, list_part_files, list_snapshots
-from pipeline.lake.image_records import COLUMNS
+from pipeline.lake.image_store import COLUMNS
 from pipeline.lake.lake_folder import has_restore_mark
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger, insert, insert_all, record_drift, require_publish, set_properties

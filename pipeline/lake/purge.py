@@ -26,7 +26,7 @@ from pipeline.lake.catalog_sql import read_parts_sql
 from pipeline.lake.duckdb import open_worker_connection
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_snapshots
-from pipeline.lake.image_records import delete_images
+from pipeline.lake.image_store import delete_images
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.ledger import insert_all, replace_parts, require_publish, set_properties
 from pipeline.lake.part_rows import read_references

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pipeline.atomic_files import fsync_dir, is_damaged_copy, is_temp_file
 from pipeline.lake.file_names import COMPLETE, IMAGES, INCOMING, is_image_path, list_files, list_snapshots, name_image
-from pipeline.lake.image_records import find_unused
+from pipeline.lake.image_store import find_unused
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import is_own_part
 from schemas.timestamps import SECOND, to_datetime

@@ -14,7 +14,7 @@ from pipeline.atomic_files import READ_ONLY, fsync_dir, fsync_file, sha256_file
 from pipeline.errors import ForeignObjectError, LakeCorruptedError, PublishError, SettingsError
 from pipeline.formatting import pluralize
 from pipeline.lake.file_names import IMAGES, is_image_path
-from pipeline.lake.image_records import read_images_of, read_totals
+from pipeline.lake.image_store import read_images_of, read_totals
 from pipeline.lake.layout import translate_os_errors
 from pipeline.publish.object_store import PendingUpload, create_object, find_difference, run_side_by_side
 

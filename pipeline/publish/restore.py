@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from pipeline.atomic_files import READ_ONLY, fsync_dir, fsync_file, is_temp_file, sha256_file, temp_name
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.file_names import is_image_path, is_part_name, is_part_path
-from pipeline.lake.image_records import forget_missing_pictures, iter_paths
+from pipeline.lake.image_store import forget_missing_pictures, iter_paths
 from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, RESTORE_MARK, has_restore_mark, require_outside_lakes
 from pipeline.lake.layout import LakeLayout, hold_lock, translate_os_errors

@@ -13,8 +13,7 @@ from pipeline.errors import ServiceUnavailableError
 from pipeline.images.download import ImageDownloader
 from pipeline.images.image_writer import ImageSummary
 from pipeline.images.work_list import WorkItem
-from pipeline.lake.image_records import ImageKey, ImageKind, ImageRecord
-from pipeline.lake.image_store import CompleteDownload, ImageStore
+from pipeline.lake.image_store import CompleteDownload, ImageKey, ImageKind, ImageRecord, ImageStore
 from pipeline.lake.layout import LakeLayout
 from pipeline.progress import Progress
 from pipeline.settings import Settings

@@ -12,8 +12,7 @@ import pytest
 from pipeline.images.image_writer import ImageSummary, ImageWriter, StoringPool
 from pipeline.images.storing import store_files
 from pipeline.lake import image_store
-from pipeline.lake.image_records import ImageKey, ImageKind
-from pipeline.lake.image_store import ImageFiles
+from pipeline.lake.image_store import ImageFiles, ImageKey, ImageKind
 from pipeline.lake.lake import Lake
 from tests.lake.powerloss import LEDGER, losses, recorded
 from tests.lake.test_power_loss import write

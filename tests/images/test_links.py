@@ -18,8 +18,7 @@ from pipeline.client.image_client import DownloadedImage, ImageClient, ImageDown
 from pipeline.client.protocol import Detail, NotFound, Response
 from pipeline.images.download import LinkRenewer, NoLink
 from pipeline.images.storing import read_content
-from pipeline.lake.image_records import ImageKey, ImageKind
-from pipeline.lake.image_store import IncomingFile
+from pipeline.lake.image_store import ImageKey, ImageKind, IncomingFile
 from tests.client.scripted_server import Scripted, answer, scripted
 from tests.rows import every
 

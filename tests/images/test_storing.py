@@ -21,8 +21,7 @@ from PIL import Image
 
 from pipeline.errors import StorageError
 from pipeline.images.image_writer import StoringPool
-from pipeline.lake.image_records import ImageKey, ImageKind
-from pipeline.lake.image_store import CompleteDownload, ImageStore, IncomingFile
+from pipeline.lake.image_store import CompleteDownload, ImageKey, ImageKind, ImageStore, IncomingFile
 from pipeline.lake.layout import LakeLayout
 from tests.processes import children_of
 

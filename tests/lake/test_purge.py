@@ -16,7 +16,7 @@ import pytest
 from pipeline.atomic_files import damaged_name, temp_name
 from pipeline.errors import SettingsError, StorageError
 from pipeline.lake import ledger
-from pipeline.lake.image_records import ImageKind, ImageRecord, ImageState, iter_images, write_images
+from pipeline.lake.image_store import ImageKind, ImageRecord, ImageState, iter_images, write_images
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
 from pipeline.lake.purge import id_columns, purge
