@@ -14,24 +14,22 @@ import duckdb
 
 from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, clone_file, link_file
 from pipeline.errors import StorageError
-from pipeline.lake.catalog_meta import (
+from pipeline.lake.catalog_tables import (
+    CHANGED_FILES,
     IMAGE_COLUMNS,
     IMAGES_COMMENT,
     IMAGES_TABLE,
-    create_meta,
-    write_dictionary,
-    write_image_table,
-    write_meta,
-    write_superseded_versions,
-)
-from pipeline.lake.catalog_sql import (
-    CHANGED_FILES,
     create_empty_tables,
+    create_meta,
     describe_format,
     list_columns,
     select_changed_files_sql,
     select_new_rows_sql,
     select_rows_sql,
+    write_dictionary,
+    write_image_table,
+    write_meta,
+    write_superseded_versions,
 )
 from pipeline.lake.duckdb import (
     BUILD_MEMORY_LIMIT,
@@ -61,7 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from pipeline.lake.catalog_sql import CatalogColumn, CatalogSpec
+    from pipeline.lake.catalog_tables import CatalogColumn, CatalogSpec
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.ledger_queries import LedgerQueries

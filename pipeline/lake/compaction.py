@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, ScanlakeError
 from pipeline.lake.catalog import compact_catalog, has_waste
-from pipeline.lake.catalog_sql import read_parts_sql
+from pipeline.lake.catalog_tables import read_parts_sql
 from pipeline.lake.duckdb import open_worker_connection, split_sorted_query
 from pipeline.lake.parts import (
     RAW_OPTIONS,

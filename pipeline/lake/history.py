@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import LakeCorruptedError
-from pipeline.lake.catalog_sql import CHANGED_FILES, read_parts_sql, select_documents_sql
+from pipeline.lake.catalog_tables import CHANGED_FILES, read_parts_sql, select_documents_sql
 from pipeline.lake.duckdb import halve_memory, write_comments
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.sql import sql_identifier, sql_literal
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import duckdb
 
-    from pipeline.lake.catalog_sql import CatalogSpec
+    from pipeline.lake.catalog_tables import CatalogSpec
     from pipeline.lake.layout import LakeLayout
 
 _VERSIONS: Final = "main.file_versions"

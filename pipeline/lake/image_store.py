@@ -221,6 +221,8 @@ def _to_record(row: Sequence[Any]) -> ImageRecord:
     return ImageRecord(**{**values, "kind": ImageKind(values["kind"]), "state": ImageState(values["state"])})
 
 
+# Files
+
 _KEEP_FREE_BYTES: Final = 1024**3  # for the tables
 _HEAD_BYTES: Final = 32
 _BUFFER_BYTES: Final = 1024 * 1024

@@ -21,7 +21,7 @@ from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file, sha256_fi
 from pipeline.errors import LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.findings import damage
 from pipeline.formatting import pluralize
-from pipeline.lake.catalog_sql import describe_format, read_spec, select_rows_sql
+from pipeline.lake.catalog_tables import CATALOG_FORMAT, describe_format, read_spec, select_rows_sql
 from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, MEMORY_LIMIT
 from pipeline.lake.duckdb_files import classify_read_error, describe_damage, first_line, read_database
 from pipeline.lake.file_names import (
@@ -36,7 +36,6 @@ from pipeline.lake.file_names import (
 )
 from pipeline.lake.image_store import ImageRecord, ImageState, has_images, move_damaged, read_images_of, write_images
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.meta_tables import CATALOG_FORMAT
 from pipeline.lake.parts import RAW_TABLE, is_own_part
 from pipeline.logs import get_logger
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.findings import Finding
-    from pipeline.lake.catalog_sql import CatalogSpec
+    from pipeline.lake.catalog_tables import CatalogSpec
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.ledger_queries import LedgerQueries

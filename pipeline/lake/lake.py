@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pipeline.atomic_files import fsync_dir
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake import catalog, parts, retention
-from pipeline.lake.catalog_sql import CatalogSpec
+from pipeline.lake.catalog_tables import CatalogSpec
 from pipeline.lake.folder_checks import require_lake_or_empty
 from pipeline.lake.integrity import (
     check_parts_exist,

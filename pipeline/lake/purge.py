@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake.catalog_sql import read_parts_sql
+from pipeline.lake.catalog_tables import read_parts_sql
 from pipeline.lake.duckdb import open_worker_connection
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_snapshots

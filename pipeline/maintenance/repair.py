@@ -22,7 +22,7 @@ from pipeline.findings import Finding, Severity, damage, ok, warning
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake import integrity
 from pipeline.lake.catalog import refuse_other_databases
-from pipeline.lake.catalog_sql import read_parts
+from pipeline.lake.catalog_tables import read_parts
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import find_damaged_catalogs

@@ -15,7 +15,7 @@ from msgspec import Struct, convert
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.formatting import format_bytes
-from pipeline.lake.catalog_meta import IMAGES_TABLE
+from pipeline.lake.catalog_tables import IMAGES_TABLE
 from pipeline.lake.history import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.reader import fetch_dicts
 from pipeline.lake.sql import sql_identifier, sql_literal

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct, field
 
 from pipeline.errors import LakeCorruptedError, PublishError, SettingsError
-from pipeline.lake.catalog_sql import read_spec
+from pipeline.lake.catalog_tables import read_spec
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.file_names import IMAGES
 from pipeline.logs import get_logger

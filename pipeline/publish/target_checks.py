@@ -16,7 +16,7 @@ from pipeline.atomic_files import sha256_file
 from pipeline.errors import LakeCorruptedError, MissingBucketError, PublishError, ScanlakeError, SettingsError
 from pipeline.findings import error, from_error, ok, warning
 from pipeline.formatting import pluralize
-from pipeline.lake.catalog_sql import read_parts
+from pipeline.lake.catalog_tables import read_parts
 from pipeline.lake.duckdb_files import read_database
 from pipeline.lake.layout import lock_lake_for_reading
 from pipeline.lake.purge import read_ids_in_catalog, read_ids_in_ledger, read_ids_in_part

@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from pipeline.lake.meta_tables import FRESHNESS_COLUMNS, META_TABLES
+from pipeline.lake.catalog_tables import FRESHNESS_COLUMNS, META_TABLES
 from pipeline.lake.sql import sql_literal
 from schemas.tables import TABLES, find_reference
 from tests.commands.conftest import main

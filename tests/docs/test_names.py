@@ -14,7 +14,7 @@ from typer.main import get_command
 from pipeline import cli
 from pipeline.config import load_all_sources
 from pipeline.errors import EXIT_CODE_MEANINGS, ExitCode
-from pipeline.lake.meta_tables import META_TABLES
+from pipeline.lake.catalog_tables import META_TABLES
 from pipeline.monitoring.metrics import METRICS
 from pipeline.settings import Settings
 from schemas.tables import TABLES

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pytest
 
-from pipeline.lake.catalog_meta import IMAGES_TABLE
+from pipeline.lake.catalog_tables import IMAGES_TABLE
 from pipeline.lake.history import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.reader import TABLE_FUNCTIONS
 from pipeline.pages.browse import DOCUMENTED_QUERIES

@@ -12,9 +12,9 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.lake import catalog, catalog_sql, compaction
+from pipeline.lake import catalog, catalog_tables, compaction
 from pipeline.lake.catalog import compact_catalog, has_waste
-from pipeline.lake.catalog_sql import list_columns
+from pipeline.lake.catalog_tables import list_columns
 from pipeline.lake.compaction import is_compaction_due, run_compaction
 from pipeline.lake.integrity import find_damaged_catalogs
 from pipeline.lake.lake import Lake
@@ -211,7 +211,7 @@ def test_a_catalog_that_cannot_be_updated_is_built(tmp_path: Path, monkeypatch: 
             commit(lake, {10 + stamp: 5}, stamp=stamp)  # whose upload an update would have deleted
             with monkeypatch.context() as patch:
                 if change == "format":
-                    for module in (catalog_sql, catalog):
+                    for module in (catalog_tables, catalog):
                         patch.setattr(module, "list_columns", lambda *of: list_columns(*of)[::-1])
                 _publish(lake, stamp)
             assert (_base(lake)["replaced_rows"], change) == (0, change)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.lake.catalog import update_rows
-from pipeline.lake.catalog_sql import CHANGED_FILES, CatalogColumn
+from pipeline.lake.catalog_tables import CHANGED_FILES, CatalogColumn
 from schemas.tables import UPLOADS
 
 if TYPE_CHECKING:

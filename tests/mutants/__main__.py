@@ -65,7 +65,7 @@ AREAS: Final = {
     "project": Area(
         (
             "pipeline/lake/catalog.py",
-            "pipeline/lake/catalog_sql.py",
+            "pipeline/lake/catalog_tables.py",
             "pipeline/lake/history.py",
             "pipeline/lake/part_rows.py",
             "pipeline/lake/parts.py",

@@ -10,8 +10,7 @@ import duckdb
 import pytest
 
 from pipeline.lake import catalog
-from pipeline.lake.catalog_meta import write_superseded_versions
-from pipeline.lake.catalog_sql import SUPERSEDED_VERSIONS, CatalogSpec, select_rows_sql
+from pipeline.lake.catalog_tables import SUPERSEDED_VERSIONS, CatalogSpec, select_rows_sql, write_superseded_versions
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
