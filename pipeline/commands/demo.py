@@ -18,7 +18,7 @@ from msgspec import Struct
 from pipeline.child_commands import run_command, start_command
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
-from pipeline.lake.duckdb_files import read_database
+from pipeline.lake.duckdb import read_database
 from pipeline.pages.browse import DOCUMENTED_QUERIES
 from pipeline.process import run_async
 

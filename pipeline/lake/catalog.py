@@ -38,11 +38,14 @@ from pipeline.lake.duckdb import (
     copy_database,
     count_used_bytes,
     create_table,
+    first_line,
+    read_database,
     split_sorted_query,
+    translate_duckdb_errors,
     write_comments,
     write_database,
+    write_error,
 )
-from pipeline.lake.duckdb_files import first_line, read_database, translate_duckdb_errors, write_error
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.folder_checks import is_other_database, is_own_catalog
 from pipeline.lake.history import create_history, write_history

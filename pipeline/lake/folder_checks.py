@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake.duckdb_files import is_not_a_database, read_database
+from pipeline.lake.duckdb import is_not_a_database, read_database
 from pipeline.lake.lake_folder import FolderKind, classify_folder, find_enclosing_lake, find_other_entry
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_format import REBUILD_HINT, LedgerIdentity, describe_ledger, identify_ledger

@@ -22,8 +22,14 @@ from pipeline.errors import LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.findings import damage
 from pipeline.formatting import pluralize
 from pipeline.lake.catalog_tables import CATALOG_FORMAT, describe_format, read_spec, select_rows_sql
-from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, MEMORY_LIMIT
-from pipeline.lake.duckdb_files import classify_read_error, describe_damage, first_line, read_database
+from pipeline.lake.duckdb import (
+    LARGE_MEMORY_LIMIT,
+    MEMORY_LIMIT,
+    classify_read_error,
+    describe_damage,
+    first_line,
+    read_database,
+)
 from pipeline.lake.file_names import (
     COMPLETE,
     IMAGES,

@@ -20,7 +20,7 @@ from pipeline.atomic_files import atomic_write, damaged_name, fsync_file
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.findings import damage, warning
 from pipeline.lake.catalog_tables import PART_COLUMNS, read_kept_properties, read_spec
-from pipeline.lake.duckdb_files import classify_read_error, first_line, read_database
+from pipeline.lake.duckdb import classify_read_error, first_line, read_database
 from pipeline.lake.file_names import is_part_name, list_part_files, list_snapshots
 from pipeline.lake.image_store import COLUMNS
 from pipeline.lake.lake_folder import has_restore_mark

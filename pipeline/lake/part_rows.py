@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.flatten.flatten import FlattenResult, flatten
-from pipeline.lake.duckdb import open_worker_connection
-from pipeline.lake.duckdb_files import first_line
+from pipeline.lake.duckdb import first_line, open_worker_connection
 from pipeline.lake.models import FileVersionRecord
 from pipeline.lake.parts import RAW_TABLE, RowBuffer
 from pipeline.lake.sql import sql_read_parquet

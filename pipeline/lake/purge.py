@@ -23,8 +23,7 @@ from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.catalog_tables import read_parts_sql
-from pipeline.lake.duckdb import open_worker_connection
-from pipeline.lake.duckdb_files import read_database
+from pipeline.lake.duckdb import open_worker_connection, read_database
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.image_store import delete_images
 from pipeline.lake.integrity import check_parts_exist

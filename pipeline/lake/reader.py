@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import duckdb
 
 from pipeline.errors import LakeCorruptedError, RunInterrupted, ScanlakeError, SettingsError
-from pipeline.lake.duckdb_files import (
+from pipeline.lake.duckdb import (
     classify_read_error,
     describe_damage,
     is_interrupt,

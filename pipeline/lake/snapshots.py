@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.catalog_tables import SUPERSEDED_VERSIONS, read_parts
-from pipeline.lake.duckdb_files import read_database
+from pipeline.lake.duckdb import read_database
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import missing_or_resized_parts
 from pipeline.lake.ledger_format import refuse_other_formats

@@ -23,7 +23,7 @@ from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake import integrity
 from pipeline.lake.catalog import refuse_other_databases
 from pipeline.lake.catalog_tables import read_parts
-from pipeline.lake.duckdb_files import read_database
+from pipeline.lake.duckdb import read_database
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import find_damaged_catalogs
 from pipeline.lake.layout import lock_lake_for_reading, translate_os_errors

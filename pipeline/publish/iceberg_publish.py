@@ -27,7 +27,7 @@ from pyiceberg.table.update import (
 )
 
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake.duckdb_files import open_instance, translate_duckdb_errors
+from pipeline.lake.duckdb import open_instance, translate_duckdb_errors
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.snapshots import missing_parts, read_snapshot, require_snapshot
 from pipeline.lake.sql import sql_literal

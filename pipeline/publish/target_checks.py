@@ -17,7 +17,7 @@ from pipeline.errors import LakeCorruptedError, MissingBucketError, PublishError
 from pipeline.findings import error, from_error, ok, warning
 from pipeline.formatting import pluralize
 from pipeline.lake.catalog_tables import read_parts
-from pipeline.lake.duckdb_files import read_database
+from pipeline.lake.duckdb import read_database
 from pipeline.lake.layout import lock_lake_for_reading
 from pipeline.lake.purge import read_ids_in_catalog, read_ids_in_ledger, read_ids_in_part
 from pipeline.lake.reader import open_ledger_readonly

@@ -185,4 +185,4 @@ def test_databases_are_opened_in_one_place() -> None:
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "duckdb.connect"
         if any(keyword.arg == "read_only" for keyword in call.keywords)
     ]
-    assert openers == ["pipeline.lake.duckdb_files"]
+    assert openers == ["pipeline.lake.duckdb"]

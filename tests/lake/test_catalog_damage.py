@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.cli import main
 from pipeline.errors import ExitCode
-from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.duckdb import open_read_only
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
 from tests.lake.lake_builder import AT, commit

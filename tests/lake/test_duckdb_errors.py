@@ -11,11 +11,11 @@ import duckdb
 import pytest
 
 from pipeline.errors import LakeCorruptedError, ScanlakeError, StorageError
-from pipeline.lake.duckdb import open_worker_connection
-from pipeline.lake.duckdb_files import (
+from pipeline.lake.duckdb import (
     classify_read_error,
     is_interrupt,
     open_instance,
+    open_worker_connection,
     translate_duckdb_errors,
     write_error,
 )

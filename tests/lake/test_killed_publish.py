@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pytest
 
-from pipeline.lake import duckdb_files
+from pipeline.lake import duckdb as databases
 from pipeline.lake.catalog import compact_catalog
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
@@ -121,7 +121,7 @@ def counted(steps: Steps) -> Iterator[None]:
     After one step nothing changes until the next, so a step is reached before it is done; a copy in its middle.
     """
     real_copy, real_rename = shutil.copyfile, Path.rename
-    real_transaction, real_instance = Ledger.transaction, duckdb_files.open_instance
+    real_transaction, real_instance = Ledger.transaction, databases.open_instance
 
     def copy(source: Path, target: Path) -> Path:
         content = Path(source).read_bytes()
