@@ -142,7 +142,7 @@ class Lake:
         record = self.ledger.begin_snapshot(run_id, at, complete=complete, watermark=watermark, renewed=renewed)
         spec = CatalogSpec(replace(record, published_at=at), self.ledger.parts())
         catalog.publish(self.layout, self.ledger, spec, rebuild=rebuild)
-        self.ledger.end_snapshot(record.snapshot, at=at)
+        self.ledger.end_snapshot(record.snapshot)
         if self.ledger.properties.purge_in_progress is not None:
             retention.finish_purge(self.layout, self.ledger, record.snapshot)
         return record

@@ -290,19 +290,12 @@ class Ledger(LedgerQueries):
             insert(db, "snapshot", {**asdict(record), "state": state}, on_conflict="REPLACE")
         return record
 
-    def end_snapshot(self, number: int, *, at: int) -> None:
-        """Record that readers see the snapshot with every commit so far, written at `at`.
-
-        A snapshot that was written again no longer names the parts that were replaced before.
-        """
+    def end_snapshot(self, number: int) -> None:
+        """Record that readers see the snapshot with every commit so far."""
         with self.transaction() as db:
             db.execute(
                 "UPDATE snapshot SET state = 'published', commit_seq = ? WHERE snapshot = ?",
                 (next_commit_seq(db) - 1, number),
-            )
-            db.execute(
-                "UPDATE retired_part SET last_snapshot = ?, retired_at = max(retired_at, ?) WHERE last_snapshot = ?",
-                (number - 1, at, number),
             )
             set_properties(db, has_unpublished_rows=False)
 
@@ -474,11 +467,9 @@ def _insert_windows(db: sqlite3.Connection, commit: Commit) -> None:
 
 def replace_parts(db: sqlite3.Connection, old: Iterable[str], new: Iterable[Part], *, at: int) -> None:
     """Replace the parts named in `old`, which are retired, by new ones."""
-    last_snapshot = int(db.execute("SELECT coalesce(max(snapshot), 0) FROM snapshot").fetchone()[0])
     names = list(old)
     db.executemany("DELETE FROM part WHERE name = ?", [(name,) for name in names])
-    retired = [(name, at, last_snapshot) for name in names]
-    insert_all(db, "retired_part", ("name", "retired_at", "last_snapshot"), retired, on_conflict="REPLACE")
+    insert_all(db, "retired_part", ("name", "retired_at"), [(name, at) for name in names], on_conflict="REPLACE")
     for part in new:
         insert(db, "part", asdict(part))
 

@@ -25,7 +25,7 @@ CREATE TABLE part (
 );
 
 -- Parts that a compaction replaced. Their files stay while a snapshot or a reader may need them.
-CREATE TABLE retired_part (name TEXT PRIMARY KEY, retired_at INTEGER NOT NULL, last_snapshot INTEGER NOT NULL);
+CREATE TABLE retired_part (name TEXT PRIMARY KEY, retired_at INTEGER NOT NULL);
 
 -- The current version of each file: every table shows the rows of this version only.
 CREATE TABLE file_version (

@@ -12,7 +12,6 @@ from pipeline.lake.models import (
     LakeProperties,
     Part,
     RefetchRecord,
-    RetiredPart,
     RunRecord,
     SnapshotRecord,
     VerificationRecord,
@@ -193,18 +192,10 @@ class LedgerQueries:
         sql = "SELECT table_name, sum(row_count) FROM part WHERE first_commit_seq >= ?"
         return self._mapping(f"{sql} GROUP BY table_name ORDER BY table_name", (since_seq,))
 
-    def retired_parts(self) -> list[RetiredPart]:
-        """Return the retired parts, oldest first.
-
-        A part is retired before the next catalog exists, by a rebuild or a killed run. Until then readers
-        still open the former one, so the retention of the part begins with that catalog.
-        """
-        rows = self.query(
-            "SELECT name, max(retired_at, coalesce((SELECT min(published_at) FROM snapshot"
-            " WHERE state = 'published' AND snapshot > last_snapshot), retired_at)) AS since"
-            " FROM retired_part ORDER BY since, name"
-        )
-        return [RetiredPart(*row) for row in rows]
+    def retired_parts(self, before: int = _ALL_COMMITS[1]) -> list[str]:
+        """Return the names of the parts without current rows that were replaced before an instant, oldest first."""
+        sql = "SELECT name FROM retired_part WHERE retired_at < ? ORDER BY retired_at, name"
+        return [row[0] for row in self.query(sql, (before,))]
 
     def measure_parts(self, table: str) -> tuple[int, int]:
         """Return the rows and bytes of a table's parts."""

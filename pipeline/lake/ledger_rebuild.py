@@ -162,9 +162,7 @@ def _take_parts(db: sqlite3.Connection, layout: LakeLayout, names: Sequence[str]
     insert_all(db, "part", PART_COLUMNS, map(astuple, parts))
     # Those that were left out are no orphans: their retention begins now.
     left_out = sorted(set(names).difference(part.name for part in parts))
-    last = max((number for number, _ in list_snapshots(layout)), default=0)
-    retired = [(name, now_us(), last) for name in left_out]
-    insert_all(db, "retired_part", ("name", "retired_at", "last_snapshot"), retired)
+    insert_all(db, "retired_part", ("name", "retired_at"), [(name, now_us()) for name in left_out])
     return problems
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence  # noqa: TC003 - msgspec reads the annotations
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Struct
@@ -32,13 +32,6 @@ class Part(Struct, frozen=True):
     def span(self) -> tuple[int, int]:
         """First and last commit."""
         return self.first_commit_seq, self.last_commit_seq
-
-
-class RetiredPart(NamedTuple):
-    """A part without current rows. `since`: from then on, readers open no catalog that names it."""
-
-    name: str
-    since: int
 
 
 class RunRecord(Struct, frozen=True):

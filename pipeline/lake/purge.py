@@ -268,8 +268,7 @@ def _ids_in_snapshots(lake: Lake, file_ids: Collection[int]) -> set[int]:
     layout, result = lake.layout, set[int]()
     if not file_ids:
         return result
-    retired = [part.name for part in lake.ledger.retired_parts()]
-    for path in map(layout.part_path, retired):
+    for path in map(layout.part_path, lake.ledger.retired_parts()):
         with suppress(LakeCorruptedError):  # it is deleted anyway, and `scanlake check` names it
             result |= read_ids_in_part(path, file_ids)
     for _, path in list_snapshots(layout):

@@ -53,8 +53,7 @@ def expire_snapshots(layout: LakeLayout, ledger: Ledger, settings: Settings, *, 
             path.unlink(missing_ok=True)
         if unkept:
             fsync_dir(layout.root / "snapshots")
-        before = int((now - settings.retention_hours * 3600) * SECOND)
-        expired = [part.name for part in ledger.retired_parts() if part.since < before]
+        expired = ledger.retired_parts(int((now - settings.retention_hours * 3600) * SECOND))
         for name in expired:
             layout.part_path(name).unlink(missing_ok=True)
         ledger.delete_retired(expired)
@@ -62,7 +61,7 @@ def expire_snapshots(layout: LakeLayout, ledger: Ledger, settings: Settings, *, 
 
 def finish_purge(layout: LakeLayout, ledger: Ledger, snapshot: int) -> None:
     """Delete all that still contains purged files. Readers see `snapshot`, which has none of them."""
-    retired = [part.name for part in ledger.retired_parts()]
+    retired = ledger.retired_parts()
     with translate_os_errors(layout.root):
         for number, path in list_snapshots(layout):
             if number != snapshot:

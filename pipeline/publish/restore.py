@@ -129,7 +129,7 @@ def _publish_copy(target: LakeLayout) -> SnapshotRecord:
     """Publish the copied ledger."""
     with Lake(target.root, doing="restore", is_restore=True) as lake:
         # Retired parts are not in a backup.
-        lake.ledger.delete_retired([part.name for part in lake.ledger.retired_parts()])
+        lake.ledger.delete_retired(lake.ledger.retired_parts())
         forget_missing_pictures(lake.ledger, lambda path: not (target.root / path).is_file())
         return lake.republish(at=now_us(), rebuild=True)
 

@@ -148,7 +148,7 @@ def test_documents_that_a_merge_has_replaced_are_retired(tmp_path: Path) -> None
     forget_snapshots_after(lake, None)
     with Lake(lake, doing="repair", check_before_open=True) as held:
         repair_files(held, read_data=True)
-        retired = {part.name for part in held.ledger.retired_parts() if part.name.startswith("documents/")}
+        retired = {name for name in held.ledger.retired_parts() if name.startswith("documents/")}
         assert len(retired) == 25
     with opened(lake) as db:
         files = dict(db.execute("SELECT file_id, snap_count FROM files").fetchall())
@@ -168,8 +168,8 @@ def test_documents_that_a_merge_has_put_around_others(tmp_path: Path, monkeypatc
         merge_all(held, 1)
         spans = {part.span for part in held.ledger.parts() if part.table_name == "documents"}
         assert spans == {(1, 22), (11, 11)}
-        for part in held.ledger.retired_parts():
-            held.layout.part_path(part.name).unlink()
+        for name in held.ledger.retired_parts():
+            held.layout.part_path(name).unlink()
     forget_snapshots_after(lake, None)
     checked(lake)
     assert checked(lake, read_data=True, mend=False).damage == []

@@ -37,7 +37,7 @@ def test_mirror_and_tables_share_a_place(history: History, tmp_path: Path) -> No
     printed = told(history.root, "publish", "--to", url, "--iceberg")
     assert f"snapshot {second}: 13 Iceberg tables, tag sync-{second}: 4 changed" in printed
     with Lake(history.root, doing="sync") as lake:
-        lake.ledger.delete_retired([part.name for part in lake.ledger.retired_parts()])
+        lake.ledger.delete_retired(lake.ledger.retired_parts())
     told(history.root, "publish", "--to", url, SCANLAKE_RETENTION_HOURS="0")
     for number, tag in ((first, f"sync-{first}"), (second, None)):
         assert list_differences(history.root, number, reader(connect_catalog(url), tag)) == []
