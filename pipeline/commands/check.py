@@ -24,7 +24,7 @@ from pipeline.findings import (
 )
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import has_catalog
-from pipeline.maintenance.lake_checks import check_folder, check_lake, check_permissions
+from pipeline.maintenance.repair import check_folder, check_lake, check_permissions
 from pipeline.process import run_async
 from pipeline.publish.stores import open_store
 from pipeline.publish.target_checks import check_published, check_target

@@ -18,9 +18,8 @@ from pipeline.command_options import Excludes
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError, StorageError
 from pipeline.lake.lake_folder import require_outside_lakes
-from pipeline.lake.live_state import read_live_state
 from pipeline.lake.models import RunRecord
-from pipeline.lake.reader import run_interruptibly
+from pipeline.lake.reader import read_live_state, run_interruptibly
 from pipeline.monitoring.run_history import find_failures
 from pipeline.pages.catalog_access import CatalogAccess
 from pipeline.pages.dashboard import GENERATOR, LedgerState, load_dashboard, render_dashboard

@@ -18,7 +18,7 @@ from pipeline.errors import ExitCode, StorageError, to_scanlake_error
 from pipeline.lake.lake_folder import find_enclosing_lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
-from pipeline.lake.live_state import read_live_state
+from pipeline.lake.reader import read_live_state
 from pipeline.logs import get_logger, to_one_line
 from pipeline.monitoring.metrics import lake_labels, write_metrics
 from pipeline.monitoring.run_history import RunResult, read_run_stats, update_run_stats

@@ -26,7 +26,7 @@ from schemas.timestamps import from_datetime
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pipeline.lake.live_state import LiveState
+    from pipeline.lake.reader import LiveState
 
 FILE_NAME: Final = "run_stats.json"
 _WRITABLE_KINDS: Final = {FolderKind.EMPTY, FolderKind.LAKE}

@@ -21,7 +21,7 @@ from pipeline.emulator import Emulator
 from pipeline.emulator.options import Faults, Quirks
 from pipeline.findings import Severity
 from pipeline.lake.layout import LakeLayout, lock_lake
-from pipeline.maintenance import lake_checks
+from pipeline.maintenance import repair
 from pipeline.settings import Settings
 from tests.client.test_proxy import CERTIFICATES
 from tests.commands.cli_process import called
@@ -194,31 +194,31 @@ def test_permissions_of_the_files(tmp_path: Path) -> None:
     config.chmod(0o666)
     token.chmod(0o640)
     settings = Settings(lake=tmp_path / "lake", token_file=token, base_url="https://service.example")
-    findings = list(lake_checks.check_permissions(config, settings))
+    findings = list(repair.check_permissions(config, settings))
     assert [each.hint for each in findings] == ["chmod go-w scanlake.toml", "chmod 600 token"]
     assert (findings[1].subject, findings[1].problem) == ("token", "other users can read the token (mode 640)")
     config.chmod(0o644)
     token.chmod(0o600)
-    assert {each.severity for each in lake_checks.check_permissions(config, settings)} == {Severity.OK}
-    [folder, _] = lake_checks.check_folder(settings)
+    assert {each.severity for each in repair.check_permissions(config, settings)} == {Severity.OK}
+    [folder, _] = repair.check_folder(settings)
     assert folder.subject == "lake"
 
 
 def test_the_place_of_the_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file in the lake's place is 7, as is a full disk; a lake that is not there yet is in order."""
     address = "https://service.example"
-    [new, _] = lake_checks.check_folder(Settings(lake=tmp_path / "new", base_url=address))
+    [new, _] = repair.check_folder(Settings(lake=tmp_path / "new", base_url=address))
     assert (new.severity, "does not exist yet" in new.problem) == (Severity.OK, True)
     (tmp_path / "file").write_text("")
-    [taken] = lake_checks.check_folder(Settings(lake=tmp_path / "file" / "lake"))
+    [taken] = repair.check_folder(Settings(lake=tmp_path / "file" / "lake"))
     assert (taken.problem, taken.exit_code) == ("not a folder", 7)
     little = os.statvfs(tmp_path)
     usage = type(shutil.disk_usage(tmp_path))
     for free, severity in ((1_000_000, "error"), (900_000_000, "warning"), (10_000_000_000, "ok")):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage(little.f_blocks, 0, free))
-        [disk] = lake_checks.check_folder(Settings(lake=tmp_path, base_url=address))
+        [disk] = repair.check_folder(Settings(lake=tmp_path, base_url=address))
         assert (disk.subject, disk.severity) == ("disk", severity)
-        assert list(lake_checks.check_folder(Settings(lake=tmp_path))) == [], "nothing is written without a service"
+        assert list(repair.check_folder(Settings(lake=tmp_path))) == [], "nothing is written without a service"
 
 
 async def test_the_health_of_the_lake(tmp_path: Path) -> None:
@@ -227,17 +227,17 @@ async def test_the_health_of_the_lake(tmp_path: Path) -> None:
         await synced(emulator, tmp_path / "lake")
         settings = Settings(base_url=emulator.base_url, lake=tmp_path / "lake")
     layout = LakeLayout(settings.lake)
-    assert {each.severity for each in lake_checks.check_lake(settings)} == {Severity.OK}
+    assert {each.severity for each in repair.check_lake(settings)} == {Severity.OK}
     with lock_lake(layout, "compaction"):
-        held = found(lake_checks.check_lake(settings))
+        held = found(repair.check_lake(settings))
         assert "held by compaction" in held["lock"][0].problem
         assert (held["files"][0].severity, held["files"][0].exit_code) == (Severity.SKIPPED, 5)
     elsewhere = settings.model_copy(update={"base_url": "https://service.example", "lang": "de"})
-    assert [each.exit_code for each in found(lake_checks.check_lake(elsewhere))["source"]] == [2, 2]
+    assert [each.exit_code for each in found(repair.check_lake(elsewhere))["source"]] == [2, 2]
     part = min(layout.documents_dir.iterdir())
     shutil.copy(part, part.with_name("000000000009-abcdef.parquet"))  # the next run removes them
     (layout.root / temp_name("catalog.duckdb")).write_bytes(b"left")
-    assert {each.severity for each in lake_checks.check_lake(settings)} == {Severity.OK}
+    assert {each.severity for each in repair.check_lake(settings)} == {Severity.OK}
     for name, value in (
         ("rollback_pause", '{"to": 2, "snapshot": 4}'),
         ("purge_in_progress", "[11, 12]"),
@@ -250,8 +250,8 @@ async def test_the_health_of_the_lake(tmp_path: Path) -> None:
     with tampered(layout.root) as ledger:
         ledger.execute("UPDATE run SET state = 'running'")
     with lock_lake(layout, "purge"):
-        assert "purge" not in found(lake_checks.check_lake(settings))
-    findings = found(lake_checks.check_lake(settings))
+        assert "purge" not in found(repair.check_lake(settings))
+    findings = found(repair.check_lake(settings))
     assert "rolled back to snapshot 2" in findings["paused"][0].problem
     assert "of 2 files was not finished" in findings["purge"][0].problem
     assert findings["last run"][0].problem.endswith(": killed")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pipeline.emulator import Emulator
 from pipeline.errors import ProtocolError, SettingsError
 from pipeline.lake.lake import Lake
-from pipeline.maintenance.lake_checks import check_lake
+from pipeline.maintenance.repair import check_lake
 from pipeline.settings import Settings
 from pipeline.sync.sync import TimeRange
 from pipeline.sync.verify import VerifyMode
