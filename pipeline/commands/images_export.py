@@ -9,9 +9,8 @@ import typer
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.images.image_export import export_images, select_images
+from pipeline.images.image_export import ExportedImages, export_images, select_images
 from pipeline.lake.folder_checks import require_lake
-from pipeline.lake.handover import ExportedImages
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.reader import open_catalog, run_interruptibly, warn_if_incomplete
 

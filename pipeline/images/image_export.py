@@ -5,12 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import Struct, field
+
 from pipeline.atomic_files import clone_file, sha256_file, write_file
 from pipeline.errors import SettingsError
 from pipeline.images.work_list import create_chosen_table
 from pipeline.lake.export import staging_path
-from pipeline.lake.file_names import to_safe_part
-from pipeline.lake.handover import MANIFEST, NO_LINK, SUMS, ExportedImages, format_sums
+from pipeline.lake.file_names import MANIFEST, SUMS, format_sums, to_safe_part
 from pipeline.lake.reader import fetch_dicts
 from pipeline.text_tables import format_csv_row
 
@@ -31,6 +32,20 @@ _COLUMNS: Final = (
 )
 _SELECTED: Final = "temp.selected_image"
 _PAGE_ROWS: Final = 2_000
+_NO_LINK: Final = "unlinked"
+"""State of an upload that has no link to an image, so none can be downloaded."""
+
+
+class ExportedImages(Struct):
+    """The images in a folder. `missing` counts those that are not there, by state.
+
+    Uploads without a link have no image, so they are in the folder's manifest.csv, but not counted as missing.
+    """
+
+    folder: str
+    exported: int = 0
+    bytes: int = 0
+    missing: dict[str, int] = field(default_factory=dict)
 
 
 def select_images(lake: duckdb.DuckDBPyConnection, where: str | None, *, thumbnails: bool) -> Iterator[Row]:
@@ -46,7 +61,7 @@ def select_images(lake: duckdb.DuckDBPyConnection, where: str | None, *, thumbna
     lake.execute(
         f"CREATE OR REPLACE TEMP TABLE {_SELECTED} AS"
         " SELECT u.file_id, f.scan_code AS reference, u.id AS upload_id, kinds.kind, u.upload_type, u.position,"
-        f" coalesce(i.state, {no_row} THEN '{NO_LINK}' ELSE 'missing' END) AS state,"
+        f" coalesce(i.state, {no_row} THEN '{_NO_LINK}' ELSE 'missing' END) AS state,"
         f" coalesce(i.reason, CASE WHEN i.state IS NULL THEN {no_row} THEN 'the upload has no link'"
         " ELSE 'not downloaded: run `scanlake images`' END END) AS reason, i.sha256, i.bytes, i.mime,"
         " i.width, i.height, i.taken_at, i.latitude, i.longitude, i.fetched_at, i.path"
@@ -85,7 +100,7 @@ def export_images(layout: LakeLayout, rows: Iterable[Row], target: Path) -> Expo
                     sums[name] = row["sha256"]
                     result.exported += 1
                     result.bytes += row["bytes"]
-                elif row["state"] != NO_LINK:
+                elif row["state"] != _NO_LINK:
                     result.missing[row["state"]] = result.missing.get(row["state"], 0) + 1
                 manifest.write(format_csv_row([name, *(_to_cell(row[column]) for column in _COLUMNS[1:])]))
         sums[MANIFEST] = sha256_file(folder / MANIFEST)

@@ -1,4 +1,4 @@
-"""Names of files: of the parts and snapshots in a lake's folder, and safe ones for texts. Nothing is opened."""
+"""Names of files: of parts and snapshots in a lake, in folders to hand over, safe ones for texts. Nothing is opened."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import unicodedata
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from pipeline.lake.layout import LakeLayout
@@ -26,6 +27,10 @@ INCOMING: Final = "incoming"
 _IMAGE: Final = re.compile(rf"{IMAGES}/[0-9a-f]{{2}}/[0-9a-f]{{62}}\.[a-z0-9]+")
 COMPLETE: Final = re.compile(r"(-?\d{1,19})\.(-?\d{1,19})\.(image|thumbnail)\.([0-9a-f]{64})")
 """A complete download: file, upload, kind and hash."""
+MANIFEST: Final = "manifest.csv"
+"""Name of the list of the files in a folder that is handed over."""
+SUMS: Final = "SHA256SUMS"
+"""Name of their checksums."""
 
 
 def list_files(layout: LakeLayout, *patterns: str) -> list[Path]:
@@ -65,6 +70,11 @@ def to_safe_part(text: str) -> str:
     name = re.sub(r"\.{2,}", "_", re.sub("__+", "_", name))
     name = name[:_MAX_PART_CHARACTERS].encode()[:_MAX_PART_BYTES].decode("utf-8", "ignore").strip(".- ")
     return f"_{name}" if name.partition(".")[0].upper() in _RESERVED_NAMES else name
+
+
+def format_sums(sums: Mapping[str, str]) -> str:
+    """Return SHA256SUMS of files by name."""
+    return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(sums.items()))
 
 
 # Pictures

@@ -13,8 +13,8 @@ import pytest
 
 from pipeline.atomic_files import clone_file
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.images.image_export import choose_name, export_images, select_images
-from pipeline.lake.handover import MANIFEST, SUMS, ExportedImages
+from pipeline.images.image_export import ExportedImages, choose_name, export_images, select_images
+from pipeline.lake.file_names import MANIFEST, SUMS
 from pipeline.lake.layout import LakeLayout
 from tests.images.image_harness import rows_of
 from tests.lake.operations import called
