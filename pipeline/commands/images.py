@@ -62,7 +62,7 @@ def run(
             summary = fetch_images(lake, settings, token, selection, context.progress())
         finally:
             if last_image_change(lake.ledger) != before:
-                lake.republish_records(at=now_us())
+                lake.republish(at=now_us())
     code = ExitCode.REJECTS if summary.has_new_rejects else ExitCode.OK
     return context.print_result(summary, "" if context.quiet else format_summary(summary), code)
 

@@ -7,7 +7,8 @@ that it has open. A snapshot is a catalog that was published: another name of it
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import duckdb
@@ -59,7 +60,7 @@ from pipeline.logs import get_logger
 from schemas.tables import DELETED_FILES, FILES, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pipeline.lake.catalog_tables import CatalogColumn, CatalogSpec
@@ -80,14 +81,6 @@ _MAX_MERGED_BYTES: Final = 4 * 1024**2  # of a catalog whose updates merge row g
 _empty_catalogs: Final[dict[str, tuple[bytes, DeltaBase]]] = {}
 
 
-def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: bool = False) -> None:
-    """Replace the published catalog, and keep it as a snapshot. `rebuild`: write all its rows again."""
-    write_catalog(layout, ledger, spec, rebuild=rebuild)
-    path = layout.snapshot_path(spec.snapshot.snapshot)
-    with translate_os_errors(path):
-        link_file(layout.catalog, path)
-
-
 def refuse_other_databases(layout: LakeLayout, ledger: LedgerQueries) -> None:
     """Raise `StorageError` if a database of others has the name of the catalog or of a snapshot.
 
@@ -106,30 +99,32 @@ def refuse_other_databases(layout: LakeLayout, ledger: LedgerQueries) -> None:
         raise StorageError(f"{path}: Not a catalog of scanlake.", hint=f"Move {path} away, then run again.")
 
 
-def write_catalog(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: bool = False) -> None:
-    """Replace the published catalog by one with the ledger's present records.
+def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: bool = False) -> None:
+    """Replace the published catalog by one with the ledger's present records, and keep it as a snapshot.
 
-    Raises `StorageError`, and `LakeCorruptedError` when a part cannot be read; then the former catalog stays.
+    `rebuild`: write all its rows again. Raises `StorageError`, and `LakeCorruptedError` when a part cannot be read;
+    then the former catalog stays.
     """
-    subject, written_at = str(layout.catalog), spec.snapshot.published_at
-    with (
-        _replace_catalog(layout, ledger, written_at=written_at) as temp,
-        translate_duckdb_errors(subject, reads_parts=True),
-    ):
-        base = _write_tables(temp, layout, ledger, spec, rebuild=rebuild)
-    ledger.set_properties(delta_base=base)
+    number, written_at = spec.snapshot.snapshot, spec.snapshot.published_at
+    write = partial(_write_tables, layout=layout, ledger=ledger, spec=spec, rebuild=rebuild)
+    _replace_catalog(layout, ledger, number, write, written_at=written_at)
 
 
-@contextmanager
-def _replace_catalog(layout: LakeLayout, ledger: Ledger, *, written_at: int) -> Iterator[Path]:
-    """Yield the path of a new file, which replaces the published catalog after the block."""
+def _replace_catalog(
+    layout: LakeLayout, ledger: Ledger, snapshot: int, write: Callable[[Path], DeltaBase], *, written_at: int
+) -> None:
+    """Let `write` write a new file, which replaces the published catalog and its snapshot."""
     with write_read_only(layout.catalog) as temp:
-        yield temp
+        with translate_duckdb_errors(str(layout.catalog), reads_parts=True):
+            base = write(temp)
         ledger.set_properties(catalog=None)  # after a kill the ledger has no record, and a check compares with none
         remove_stale_wal(layout)
     # Again: a session that opened the former catalog in between may have left another log.
     remove_stale_wal(layout)
-    ledger.set_properties(catalog=CatalogRecord(file=_identify_file(layout.catalog), written_at=written_at))
+    record = CatalogRecord(file=_identify_file(layout.catalog), written_at=written_at)
+    ledger.set_properties(catalog=record, delta_base=base)  # together: an update from an older base repeats versions
+    with translate_os_errors(path := layout.snapshot_path(snapshot)):
+        link_file(layout.catalog, path)
 
 
 def compact_catalog(layout: LakeLayout, ledger: Ledger) -> None:
@@ -141,15 +136,13 @@ def compact_catalog(layout: LakeLayout, ledger: Ledger) -> None:
     base, record = properties.delta_base, properties.catalog
     if base is None or record is None or last is None or not _is_as_published(layout, record):
         return  # the next publish builds it
-    with _replace_catalog(layout, ledger, written_at=record["written_at"]) as temp:
-        with translate_duckdb_errors(str(layout.catalog)):
-            copy_database(layout.catalog, temp, spill=layout.spill_dir)
-            base = {**base, "built_rows": _count_rows(temp), "built_bytes": temp.stat().st_size, "replaced_rows": 0}
+
+    def write(temp: Path) -> DeltaBase:
+        copy_database(layout.catalog, temp, spill=layout.spill_dir)
         layout.remove_spill()
-    ledger.set_properties(delta_base=base)
-    path = layout.snapshot_path(last.snapshot)
-    with translate_os_errors(path):
-        link_file(layout.catalog, path)
+        return {**base, "built_rows": _count_rows(temp), "built_bytes": temp.stat().st_size, "replaced_rows": 0}
+
+    _replace_catalog(layout, ledger, last.snapshot, write, written_at=record["written_at"])
 
 
 def has_waste(layout: LakeLayout, ledger: Ledger) -> bool:

@@ -13,10 +13,7 @@ from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake import catalog, parts, retention
 from pipeline.lake.catalog_tables import CatalogSpec
 from pipeline.lake.folder_checks import require_lake_or_empty
-from pipeline.lake.integrity import (
-    check_parts_exist,
-    refuse_foreign_entries,
-)
+from pipeline.lake.integrity import check_parts_exist, refuse_foreign_entries
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, FolderKind, has_restore_mark
 from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.ledger import Ledger, integrity_problem
@@ -122,23 +119,18 @@ class Lake:
         self.ledger.commit(commit)
 
     def publish(
-        self,
-        run_id: str,
-        *,
-        at: int,
-        complete: bool,
-        watermark: int | None,
-        rebuild: bool = False,
+        self, run_id: str, *, at: int, complete: bool, watermark: int | None, rebuild: bool = False
     ) -> SnapshotRecord:
         """Publish the ledger's state as a new snapshot, or renew the last one if it has the same rows.
 
         Instants are microseconds. `rebuild`: build the catalog's tables from the parts, although they could be
-        updated. Raises `LakeCorruptedError` when a part is missing or has another size; then nothing has changed.
-        Completes a purge that was killed after its commit.
+        updated. Raises `LakeCorruptedError` when a part is missing or has another size; then nothing has changed. No
+        part is needed to renew a snapshot. Completes a purge that was killed after its commit.
         """
         write_pending_rows(self.layout, self.ledger)  # of a failed run
-        check_parts_exist(self.layout, self.ledger.parts())
         renewed = None if self.ledger.properties.has_unpublished_rows else self.ledger.last_snapshot()
+        if renewed is None or rebuild:  # a report or a share has done its work, and its records are published
+            check_parts_exist(self.layout, self.ledger.parts())
         record = self.ledger.begin_snapshot(run_id, at, complete=complete, watermark=watermark, renewed=renewed)
         spec = CatalogSpec(replace(record, published_at=at), self.ledger.parts())
         catalog.publish(self.layout, self.ledger, spec, rebuild=rebuild)
@@ -161,25 +153,16 @@ class Lake:
         return self.ledger.has_unpublished_commits()
 
     def republish(self, *, at: int, rebuild: bool = False) -> SnapshotRecord:
-        """Publish the state of the last snapshot again, after its parts have changed."""
+        """Publish the state of the last snapshot again, with the parts and records that the ledger has now.
+
+        With the same rows it keeps its number: it takes no place in the history and pushes none out.
+        """
         last = self.ledger.last_snapshot()
         if last is None:
             return self.publish("", at=at, complete=False, watermark=None)
         newer = "SELECT EXISTS (SELECT 1 FROM file_version WHERE commit_seq > ?)"
         complete = last.complete and not self.ledger.count(newer, (last.commit_seq,))  # of a killed run
         return self.publish(last.run_id, at=at, complete=complete, watermark=last.watermark, rebuild=rebuild)
-
-    def republish_records(self, *, at: int) -> None:
-        """Publish the ledger's records, such as reports and shares, without a new snapshot.
-
-        The files are those of the last snapshot, so it takes no place in the history and pushes none out.
-        """
-        last = self.ledger.last_snapshot()
-        if last is None or self.needs_publish:
-            self.republish(at=at)
-        else:
-            spec = CatalogSpec(replace(last, published_at=at), self.ledger.parts())
-            catalog.write_catalog(self.layout, self.ledger, spec)
 
     def _tombstone_rows(self, commit: Commit) -> pa.Table:
         tombstones = commit.tombstones

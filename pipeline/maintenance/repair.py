@@ -134,7 +134,7 @@ def _check(
     images = integrity.check_images(layout, ledger, read_data=read_data)
     if lake is not None and images.damaged:
         integrity.queue_images_again(layout, lake.ledger, images.damaged)
-        lake.republish_records(at=now_us())
+        lake.republish(at=now_us())
     check.pictures_to_fetch = len(images.damaged)
     check.findings += [*catalogs, *(picture.finding for picture in images.damaged)]
     check.findings += _describe_unknown_files(layout, [*images.unlisted, *integrity.find_unknown_files(layout, ledger)])

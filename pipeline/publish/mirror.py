@@ -93,10 +93,9 @@ class MirrorResult(Struct, frozen=True):
 
 def complete_catalog(lake: Lake, *, at: int) -> None:
     """Let the locked lake's catalog have every commit of a run that was killed, and be the file that was published."""
-    if lake.needs_publish or lake.ledger.properties.purge_in_progress is not None:
+    is_killed = lake.needs_publish or lake.ledger.properties.purge_in_progress is not None
+    if is_killed or not is_as_published(lake.layout, lake.ledger):
         lake.republish(at=at)
-    elif not is_as_published(lake.layout, lake.ledger):
-        lake.republish_records(at=at)
 
 
 def mirror_lake(lake: Lake, store: ObjectStore, options: MirrorOptions, *, at: int) -> MirrorResult:

@@ -286,6 +286,6 @@ def publish_if_unlocked(settings: Settings, command: str) -> None:
     """
     try:
         with Lake(settings.lake, doing=command, must_exist=True) as lake:
-            lake.republish_records(at=now_us())
+            lake.republish(at=now_us())
     except LakeLockedError as error:
         _log.warning("publish.skipped", reason=error.message, hint="the next publish of a run includes the changes")

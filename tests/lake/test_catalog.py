@@ -96,7 +96,7 @@ def test_a_publish_updates_the_catalog(
         _fill(lake)
         lake.publish("run", at=AT, complete=False, watermark=None)
         assert (_base(lake)["replaced_rows"], _freshness(lake)) == (0, (1, False, None, AT))
-        lake.republish_records(at=AT + 2)
+        lake.republish(at=AT + 2)
         assert (_problems(lake), _freshness(lake)) == ([], (1, False, None, AT + 2))
 
         commit(lake, {3: 0, 4: 2, 99: 1}, {"uploads": [{"file_id": 99, "id": 5, "position": 0}]}, gone=[7], stamp=2)
@@ -110,7 +110,7 @@ def test_a_publish_updates_the_catalog(
         assert _counts(lake) == expected
         updated = _rows(lake.layout.catalog)
         with monkeypatch.context() as patch:
-            patch.setattr(catalog, "write_catalog", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(catalog, "publish", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 _publish(lake, 9)
         assert (_problems(lake), _freshness(lake)) == ([], (2, True, AT + 3, AT + 3))

@@ -40,6 +40,7 @@ _NAMES: Final = (
 )
 
 
+_REPEATED: Final = "SELECT count(*) - count(DISTINCT (file_id, commit_seq)) FROM file_versions"
 _STATEMENTS: Final = frozenset({"COMMIT", "DETACH lake"})
 
 
@@ -62,7 +63,7 @@ def publish_rebuilt(lake: Lake) -> None:
 
 def publish_records(lake: Lake) -> None:
     """Publish the ledger's records."""
-    lake.republish_records(at=AT + 2)
+    lake.republish(at=AT + 2)
 
 
 def compact(lake: Lake) -> None:
@@ -224,5 +225,7 @@ def test_a_publish_that_is_killed(tmp_path: Path, work: str) -> None:
         with Lake(lake, doing="test") as held:
             held.publish("run", at=AT + 3, complete=True, watermark=AT + 3)
         assert _read(catalog) == _read(max(lake.glob("snapshots/*"))), place
+        with duckdb.connect(str(catalog), read_only=True) as db:
+            assert db.execute(_REPEATED).fetchall() == [(0,)], place
         assert not [path for path in lake.rglob("*") if ".tmp" in path.name or path.name.endswith(".wal")], place
         assert litter(lake) == [], place

@@ -41,7 +41,7 @@ def work(lake: Path) -> None:
             held.publish("", at=AT + number, complete=True, watermark=None)
             if number == 1:
                 held.publish("", at=AT + 10, complete=True, watermark=AT)
-                held.republish_records(at=AT + 11)
+                held.republish(at=AT + 11)
             (compact_all if number == 1 else compact)(held, made)
     with Lake(lake, doing="purge") as held:
         purge(held, [2], by="test", at=AT + 20)
