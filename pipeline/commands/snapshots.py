@@ -13,7 +13,7 @@ from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import fetch_dicts, open_catalog
-from pipeline.lake.retention import SnapshotTime, select_kept
+from pipeline.lake.retention import select_kept
 from pipeline.lake.snapshots import read_snapshot
 from pipeline.text_tables import format_table
 from schemas.timestamps import from_datetime
@@ -58,9 +58,7 @@ def run(context: CommandContext) -> ExitCode:
     with open_catalog(settings) as lake:
         rows = fetch_dicts(lake, "SELECT * FROM meta.snapshots ORDER BY snapshot")
     paths = dict(list_snapshots(layout))
-    times = [
-        SnapshotTime(row["snapshot"], from_datetime(row["published_at"])) for row in rows if row["snapshot"] in paths
-    ]
+    times = [(row["snapshot"], from_datetime(row["published_at"])) for row in rows if row["snapshot"] in paths]
     kept_as = select_kept(times, settings)
     snapshots = []
     for row in rows:

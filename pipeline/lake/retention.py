@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from pipeline.atomic_files import fsync_dir, is_damaged_copy, is_temp_file
 from pipeline.lake.file_names import COMPLETE, IMAGES, INCOMING, is_image_path, list_files, list_snapshots, name_image
@@ -46,7 +46,7 @@ def expire_snapshots(layout: LakeLayout, ledger: Ledger, settings: Settings, *, 
     """
     paths = dict(list_snapshots(layout))
     published = [record for record in ledger.snapshots() if record.snapshot in paths]
-    reasons = select_kept((SnapshotTime(record.snapshot, record.published_at) for record in published), settings)
+    reasons = select_kept(((record.snapshot, record.published_at) for record in published), settings)
     unkept = [paths[record.snapshot] for record in published if record.snapshot not in reasons]
     with translate_os_errors(layout.root):
         for path in unkept:
@@ -112,23 +112,18 @@ _PERIODS: Final[Mapping[str, Callable[[datetime], tuple[int, ...]]]] = {
 """Calendar rules by setting: the newest snapshot of a period stays. Periods without one do not count."""
 
 
-class SnapshotTime(NamedTuple):
-    """A snapshot and when it was first published, in microseconds since 1970."""
+def select_kept(snapshots: Iterable[tuple[int, int]], settings: Settings) -> dict[int, tuple[str, ...]]:
+    """Return the numbers of the snapshots that stay, oldest first, and why: current, newest, daily, weekly, monthly.
 
-    snapshot: int
-    published_at: int
-
-
-def select_kept(snapshots: Iterable[SnapshotTime], settings: Settings) -> dict[int, tuple[str, ...]]:
-    """Return the numbers of the snapshots that stay, oldest first, and why: current, newest, daily, weekly, monthly."""
+    `snapshots` are numbers with the instants of their first publish, in microseconds since 1970.
+    """
     ordered = sorted(snapshots)
-    reasons: dict[int, list[str]] = {item.snapshot: [] for item in ordered}
-    for item in ordered[-1:]:
-        reasons[item.snapshot].append("current")
-    for item in ordered[-settings.keep_snapshots :]:
-        reasons[item.snapshot].append("newest")
+    reasons: dict[int, list[str]] = {number: [] for number, _ in ordered}
+    for why, count in (("current", 1), ("newest", settings.keep_snapshots)):
+        for number, _ in ordered[-count:]:
+            reasons[number].append(why)
     for setting, to_period in _PERIODS.items():
-        newest_of = {to_period(to_datetime(item.published_at)): item.snapshot for item in ordered}
+        newest_of = {to_period(to_datetime(at)): number for number, at in ordered}
         for period in sorted(newest_of)[max(0, len(newest_of) - getattr(settings, setting)) :]:
             reasons[newest_of[period]].append(setting.removeprefix("keep_"))
     return {number: tuple(why) for number, why in reasons.items() if why}
