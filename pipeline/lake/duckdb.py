@@ -37,7 +37,7 @@ _MAX_IDLE: Final = 2  # each holds 4 MB; work of the lake rarely needs more than
 _idle: Final[list[duckdb.DuckDBPyConnection]] = []
 os.register_at_fork(before=_idle.clear)  # the child of a fork can neither use nor close them
 _RESOURCE_ERRNOS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-_ACCESS_ERRNOS: Final = (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
+_ACCESS_ERRNOS: Final = (errno.EMFILE, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 _WRITE_ERROR_WORDS: Final = ("write", "space", "quota", "temporary")
 _LOCK_ERROR_PHRASES: Final = ("Could not set lock", "Conflicting lock")
 _ERROR_KIND_RE: Final = re.compile(r"([A-Za-z]+(?: [A-Za-z]+)*) Error: ")
@@ -162,11 +162,6 @@ def classify_read_error(error: duckdb.Error) -> ScanlakeError | None:
     is_damaged_parquet = kind and kind[1] == "Invalid Input" and _PARQUET_ERROR_RE.search(message)
     if kind and kind[1] not in _FILE_ERROR_KINDS and not is_damaged_parquet:
         return None
-    if os.strerror(errno.EMFILE) in message:
-        return StorageError(
-            "The lake cannot be read: too many open files.",
-            hint="Allow the process more of them (`ulimit -n 1024`), or run `scanlake rebuild`.",
-        )
     path = _PATH_RE.search(message)
     number = next((number for number in _ACCESS_ERRNOS if os.strerror(number) in message), None)
     if number is None and path:
