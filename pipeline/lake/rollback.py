@@ -94,11 +94,8 @@ def _count(db: sqlite3.Connection, source: str) -> int:
 def _find_versions(lake: Lake, db: sqlite3.Connection, target: SnapshotRecord) -> None:
     """Fill the temporary table `restored` with the version that each file had in a snapshot, from the documents."""
     db.execute("DROP TABLE IF EXISTS temp.restored")
-    db.execute(
-        "CREATE TEMP TABLE restored (file_id INTEGER PRIMARY KEY, commit_seq INTEGER, deleted INTEGER,"
-        " updated_at INTEGER, fetched_at INTEGER, digest BLOB, fetch_signature TEXT, is_stable INTEGER,"
-        " instance_id INTEGER, run_id TEXT)"
-    )
+    db.execute(f"CREATE TEMP TABLE restored AS SELECT {', '.join(VERSION_COLUMNS)} FROM file_version LIMIT 0")
+    db.execute("CREATE UNIQUE INDEX temp.restored_file ON restored (file_id)")
     by_instance = lake.ledger.properties.identity == "file_id"
     documents = [part.name for part in _list_raw_parts(lake.ledger)]
     for rows in read_versions(lake.layout, documents, up_to=target.commit_seq, by_instance=by_instance):
