@@ -303,8 +303,8 @@ class CatalogSpec(Struct, frozen=True):
 def read_spec(db: duckdb.DuckDBPyConnection) -> CatalogSpec:
     """Return the contents of an open catalog. Raises `duckdb.Error`."""
     row = db.execute(
-        "SELECT snapshot, epoch_us(published_at), (SELECT any_value(run_id) FROM meta.snapshots WHERE snapshot ="
-        " freshness.snapshot), complete, 0, files, epoch_us(watermark) FROM meta._freshness AS freshness"
+        "SELECT snapshot, epoch_us(f.published_at), coalesce(s.run_id, ''), f.complete, 0, f.files,"
+        " epoch_us(f.watermark) FROM meta._freshness AS f LEFT JOIN meta.snapshots AS s USING (snapshot)"
     ).fetchall()[0]
     return CatalogSpec(SnapshotRecord(*row), read_parts(db))
 

@@ -241,12 +241,9 @@ def _restore_snapshots(db: sqlite3.Connection, layout: LakeLayout, *, is_whole: 
         )
         with _skip_damaged_catalog(path), read_database(path) as catalog:
             spec = read_spec(catalog)
-            run_id = spec.snapshot.run_id or ""  # of a catalog without a run
             last = max((part.last_commit_seq for part in spec.parts), default=0)
             complete = spec.snapshot.complete and is_whole
-            record = replace(
-                spec.snapshot, snapshot=number, run_id=run_id, commit_seq=last, watermark=None, complete=complete
-            )
+            record = replace(spec.snapshot, snapshot=number, commit_seq=last, watermark=None, complete=complete)
             for name, value in read_kept_properties(catalog).items():
                 insert(db, "lake_property", {"name": name, "value": value}, on_conflict="REPLACE")
         insert(db, "snapshot", {**asdict(record), "state": "published"})

@@ -10,10 +10,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake.catalog_tables import SUPERSEDED_VERSIONS, read_parts
+from pipeline.lake.catalog_tables import SUPERSEDED_VERSIONS, CatalogSpec, read_spec
 from pipeline.lake.duckdb import read_database
 from pipeline.lake.file_names import list_snapshots
-from pipeline.lake.integrity import missing_or_resized_parts
 from pipeline.lake.ledger_format import refuse_other_formats
 from pipeline.lake.sql import sql_identifier, sql_literal
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, TABLES
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.models import Part
     from schemas.tables import Table
 
 _BATCH_ROWS: Final = 50_000
@@ -36,14 +34,9 @@ _COMPARED: Final = tuple(
 _IGNORED: Final = frozenset({"position", "_fetched_at", "_run_id"})
 
 
-class SnapshotContents(Struct, frozen=True):
-    """Contents of a catalog. `superseded` has the columns file_id and _seq; the watermark is in microseconds."""
+class SnapshotContents(CatalogSpec, frozen=True):
+    """Contents of a kept catalog. `superseded` has the columns file_id and _seq."""
 
-    snapshot: int
-    run_id: str
-    complete: bool
-    watermark: int | None
-    parts: tuple[Part, ...]
     superseded: pa.Table
 
 
@@ -60,20 +53,11 @@ def read_snapshot(path: Path) -> SnapshotContents:
     """Return the contents of the catalog at `path`. Raises `LakeCorruptedError` when it cannot be read."""
     try:
         with read_database(path) as db:
-            number, run_id, complete, watermark = db.execute(
-                "SELECT snapshot, s.run_id, f.complete, epoch_us(f.watermark)"
-                " FROM meta._freshness AS f LEFT JOIN meta.snapshots AS s USING (snapshot)"
-            ).fetchall()[0]
-            parts = tuple(read_parts(db))
+            spec = read_spec(db)
             superseded = db.sql(f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {SUPERSEDED_VERSIONS}").to_arrow_table()
     except (duckdb.Error, IndexError) as error:
         raise LakeCorruptedError(f"{path.name} cannot be read.") from error
-    return SnapshotContents(number, run_id or "", bool(complete), watermark, parts, superseded)
-
-
-def missing_parts(layout: LakeLayout, contents: SnapshotContents) -> list[str]:
-    """Return the names of the snapshot's parts that are missing or have another size."""
-    return missing_or_resized_parts(layout, ((part.name, part.bytes) for part in contents.parts))
+    return SnapshotContents(spec.snapshot, spec.parts, superseded)
 
 
 # Differences

@@ -26,10 +26,11 @@ from pyiceberg.table.update import (
     update_table_metadata,
 )
 
-from pipeline.errors import LakeCorruptedError, SettingsError
+from pipeline.errors import SettingsError
 from pipeline.lake.duckdb import open_instance, translate_duckdb_errors
 from pipeline.lake.file_names import list_snapshots
-from pipeline.lake.snapshots import missing_parts, read_snapshot, require_snapshot
+from pipeline.lake.integrity import check_parts_exist
+from pipeline.lake.snapshots import read_snapshot, require_snapshot
 from pipeline.lake.sql import sql_literal
 from pipeline.publish.iceberg import IcebergResult
 from pipeline.publish.iceberg_catalogs import MAIN, LocationOwner, TableCommit, claim_locations
@@ -159,16 +160,16 @@ class Sync(Struct, frozen=True):
     @property
     def tag(self) -> str:
         """Its tag in every table."""
-        return f"{_TAG}{self.contents.snapshot}"
+        return f"{_TAG}{self.contents.snapshot.snapshot}"
 
     @property
     def properties(self) -> dict[str, str]:
         """Properties of the sync's Iceberg snapshots."""
-        watermark = "" if self.contents.watermark is None else str(self.contents.watermark)
+        record = self.contents.snapshot
         return {
-            "scanlake.snapshot": str(self.contents.snapshot),
-            "scanlake.watermark": watermark,
-            "scanlake.run": self.contents.run_id,
+            "scanlake.snapshot": str(record.snapshot),
+            "scanlake.watermark": "" if record.watermark is None else str(record.watermark),
+            "scanlake.run": record.run_id,
         }
 
 
@@ -184,8 +185,7 @@ class StagedTable(Struct, frozen=True):
 def _read_sync(layout: LakeLayout, number: int, lake_id: str) -> Sync:
     """Return the sync of a kept snapshot. Raises `SettingsError` if it is not kept, `LakeCorruptedError`."""
     contents = read_snapshot(require_snapshot(layout, number))
-    if missing := missing_parts(layout, contents):
-        raise LakeCorruptedError(f"Snapshot {number}: {missing[0]} is missing or has another size.")
+    check_parts_exist(layout, contents.parts)
     return Sync(lake_id, contents, frozenset(f"{_TAG}{snapshot}" for snapshot, _ in list_snapshots(layout)))
 
 
