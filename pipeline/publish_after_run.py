@@ -4,7 +4,7 @@ from pipeline.child_commands import run_maintenance
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.models import PublishRecord
+from pipeline.lake.ledger_queries import PublishRecord
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.process import run_async
 from pipeline.publish_outcome import PublishOutcome

@@ -13,7 +13,7 @@ from schemas.timestamps import to_datetime
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from pipeline.lake.models import PublishRecord
+    from pipeline.lake.ledger_queries import PublishRecord
     from pipeline.publish.mirror import MirrorResult
 
 

@@ -9,7 +9,7 @@ from pipeline.command_options import Excludes
 from pipeline.context import CommandContext, require_confirmation
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import pluralize
-from pipeline.lake.models import RunRecord
+from pipeline.lake.ledger_queries import RunRecord
 from pipeline.lake.rollback import RollbackPlan, clear_pause, plan_rollback, roll_back
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish_after_run import publish_in_subprocess

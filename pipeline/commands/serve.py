@@ -18,7 +18,7 @@ from pipeline.command_options import Excludes
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError, StorageError
 from pipeline.lake.lake_folder import require_outside_lakes
-from pipeline.lake.models import RunRecord
+from pipeline.lake.ledger_queries import RunRecord
 from pipeline.lake.reader import read_live_state, run_interruptibly
 from pipeline.monitoring.run_history import find_failures
 from pipeline.pages.catalog_access import CatalogAccess

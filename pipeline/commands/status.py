@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError
 from pipeline.formatting import format_age, format_duration, format_instant, format_minute, format_path, pluralize
-from pipeline.lake.models import RunRecord
+from pipeline.lake.ledger_queries import RunRecord
 from pipeline.lake.reader import LiveState, fetch_dicts, has_catalog, open_catalog, read_live_state
 from pipeline.logs import to_one_line
 from pipeline.monitoring.run_history import Failures, find_failures

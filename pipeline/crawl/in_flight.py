@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pipeline.client.protocol import ListItem
     from pipeline.crawl.models import CrawlOptions, CrawlStats, ListedWindow, ListObservation
-    from pipeline.lake.models import FileVersionRecord
+    from pipeline.lake.ledger_queries import FileVersionRecord
 
     LookupVersions = Callable[[Sequence[int]], Awaitable[Mapping[int, FileVersionRecord]]]
 

@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 from pipeline.errors import LakeCorruptedError
 from pipeline.lake.duckdb import create_table, fill_table, write_comments
 from pipeline.lake.image_store import iter_images
-from pipeline.lake.models import KEPT_PROPERTIES, LakeProperties, Part, SnapshotRecord
+from pipeline.lake.ledger_queries import KEPT_PROPERTIES, LakeProperties, Part, SnapshotRecord
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.sql import sql_identifier, sql_read_parquet
 from pipeline.version import __version__

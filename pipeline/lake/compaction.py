@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
-    from pipeline.lake.models import Part
+    from pipeline.lake.ledger_queries import Part
     from pipeline.settings import Settings
     from schemas.tables import Table
 

@@ -54,8 +54,7 @@ if TYPE_CHECKING:
     from pipeline.lake.catalog_tables import CatalogSpec
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
-    from pipeline.lake.ledger_queries import LedgerQueries
-    from pipeline.lake.models import LakeProperties, Part, SnapshotRecord
+    from pipeline.lake.ledger_queries import LakeProperties, LedgerQueries, Part, SnapshotRecord
     from schemas.tables import Table
 
 _BATCH_ROWS: Final = 10_000

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from pipeline.findings import Finding
-    from pipeline.lake.models import Commit, SnapshotRecord
+    from pipeline.lake.ledger_queries import Commit, SnapshotRecord
 
 
 class Lake:

@@ -29,14 +29,13 @@ from pipeline.lake.ledger_format import (
     identify_ledger,
     translate_sqlite_errors,
 )
-from pipeline.lake.ledger_queries import LedgerQueries
-from pipeline.lake.models import KEPT_PROPERTIES, LakeProperties, RunRecord, SnapshotRecord
+from pipeline.lake.ledger_queries import KEPT_PROPERTIES, LakeProperties, LedgerQueries, RunRecord, SnapshotRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from pipeline.lake.models import Commit, FileVersionRecord, Part, VerificationRecord
+    from pipeline.lake.ledger_queries import Commit, FileVersionRecord, Part, VerificationRecord
 
 _TIMEOUT_SECONDS: Final = 30.0  # for which SQLite waits for another process
 _PROPERTIES: Final = frozenset(LakeProperties.__struct_fields__)

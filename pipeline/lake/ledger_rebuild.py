@@ -26,7 +26,7 @@ from pipeline.lake.image_store import COLUMNS
 from pipeline.lake.lake_folder import has_restore_mark
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger, insert, insert_all, record_drift, require_publish, set_properties
-from pipeline.lake.models import Commit, SnapshotRecord
+from pipeline.lake.ledger_queries import Commit, SnapshotRecord
 from pipeline.lake.part_rows import VERSION_COLUMNS, iter_raw_batches, read_part, read_versions, write_pending_rows
 from pipeline.lake.parts import RAW_TABLE, RowBuffer, describe_part, is_own_part
 from pipeline.logs import get_logger
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pipeline.findings import Finding
     from pipeline.flatten.flatten import FlattenResult
     from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.models import Part
+    from pipeline.lake.ledger_queries import Part
     from pipeline.lake.part_rows import RawCommit
 
 _BATCH_ROWS: Final = 1_000

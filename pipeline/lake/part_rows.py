@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from pipeline.flatten.flatten import FlattenResult, flatten
 from pipeline.lake.duckdb import first_line, open_worker_connection
-from pipeline.lake.models import FileVersionRecord
+from pipeline.lake.ledger_queries import FileVersionRecord
 from pipeline.lake.parts import RAW_TABLE, RowBuffer
 from pipeline.lake.sql import sql_read_parquet
 from pipeline.logs import get_logger
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
-    from pipeline.lake.models import Part
+    from pipeline.lake.ledger_queries import Part
     from schemas.tables import Table
 
 VERSION_COLUMNS: Final = FileVersionRecord.__struct_fields__

@@ -14,7 +14,7 @@ from pipeline.atomic_files import sha256_file
 from pipeline.errors import LakeCorruptedError
 from pipeline.lake.file_names import is_part_name
 from pipeline.lake.layout import LakeLayout, write_read_only
-from pipeline.lake.models import Part
+from pipeline.lake.ledger_queries import Part
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FETCHED, FILES, RAW
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger import Ledger
-    from pipeline.lake.models import LakeProperties, Part
+    from pipeline.lake.ledger_queries import LakeProperties, Part
 
 MAX_FILE_ID: Final = 2**63 - 1
 _TABLES_BY_FILE: Final = ("file_version", "superseded_version", "reject", "refetch_queue", "report_file")

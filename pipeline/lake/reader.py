@@ -50,7 +50,7 @@ from pipeline.logs import get_logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from pipeline.lake.models import LakeProperties, RunProgress, RunRecord
+    from pipeline.lake.ledger_queries import LakeProperties, RunProgress, RunRecord
     from pipeline.settings import Settings
 
 CATALOG: Final = "catalog.duckdb"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger import Ledger
-    from pipeline.lake.models import Part, RollbackPause, RunRecord, SnapshotRecord
+    from pipeline.lake.ledger_queries import Part, RollbackPause, RunRecord, SnapshotRecord
 
 _PAIRS: Final = pa.schema([("file_id", pa.int64()), (COMMIT_SEQ_COLUMN, pa.int64())])
 _CHANGED: Final = "FROM file_version AS v LEFT JOIN temp.restored AS r ON r.file_id = v.file_id"

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger import Ledger
-    from pipeline.lake.models import Part
+    from pipeline.lake.ledger_queries import Part
 
 _TASK_FILES: Final = 2_000  # 0.2 seconds of work; a cluster needs some milliseconds for a task
 _TASK_BYTES: Final = 32 * 1024**2  # of documents, decoded; only a single batch can exceed it

@@ -35,7 +35,7 @@ from pipeline.lake.integrity import find_damaged_catalogs
 from pipeline.lake.lake_folder import FolderKind, missing_lake_error
 from pipeline.lake.layout import LakeLayout, describe_lock_owner, has_writer, lock_lake_for_reading, translate_os_errors
 from pipeline.lake.ledger_format import REBUILD_HINT
-from pipeline.lake.models import RunRecord
+from pipeline.lake.ledger_queries import RunRecord
 from pipeline.lake.part_rows import read_references
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.reader import open_ledger_readonly
@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pipeline.lake.lake import Lake
-    from pipeline.lake.ledger_queries import LedgerQueries
-    from pipeline.lake.models import LakeProperties, Part
+    from pipeline.lake.ledger_queries import LakeProperties, LedgerQueries, Part
     from pipeline.settings import Settings
 
 _RAW_LOST_REASON: Final = "the document in documents/ was damaged; the next sync fetches the file again"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pipeline.lake.lake import Lake
-    from pipeline.lake.models import SnapshotRecord
+    from pipeline.lake.ledger_queries import SnapshotRecord
     from pipeline.monitoring.run_history import RunStats
     from pipeline.progress import ProgressState
     from pipeline.settings import Settings

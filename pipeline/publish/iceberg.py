@@ -16,7 +16,7 @@ from schemas.tables import BY_NAME
 
 if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
-    from pipeline.lake.models import LakeProperties, PublishRecord
+    from pipeline.lake.ledger_queries import LakeProperties, PublishRecord
     from pipeline.publish.target_checks import Objects
     from pipeline.settings import Settings
 

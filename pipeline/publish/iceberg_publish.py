@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.update import TableUpdate
 
     from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.models import Part
+    from pipeline.lake.ledger_queries import Part
     from pipeline.lake.snapshots import SnapshotContents
     from pipeline.publish.iceberg_catalogs import IcebergCatalog, TableState
     from pipeline.publish.iceberg_format import DeleteFile, StoreFileIO, TableFiles

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pipeline.lake.lake import Lake
-    from pipeline.lake.models import PublishRecord, SnapshotRecord
+    from pipeline.lake.ledger_queries import PublishRecord, SnapshotRecord
     from pipeline.publish.object_store import ObjectStore, StoredObject
 
 _TEMP_FOLDERS: Final = (*FOLDERS, IMAGES)

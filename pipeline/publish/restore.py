@@ -24,7 +24,7 @@ from schemas.tables import TABLES
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
-    from pipeline.lake.models import Part, SnapshotRecord
+    from pipeline.lake.ledger_queries import Part, SnapshotRecord
     from pipeline.publish.object_store import ObjectStore
 
 _NOT_RESTORED: Final = "Use another backup; nothing was restored."

@@ -12,7 +12,7 @@ from pipeline.crawl.crawler import Crawler
 from pipeline.crawl.models import CrawlOptions, CrawlStats
 from pipeline.crawl.windows import Window
 from pipeline.errors import TimeLimitReachedError
-from pipeline.lake.models import RunProgress
+from pipeline.lake.ledger_queries import RunProgress
 from pipeline.progress import CrawlProgress, RateEstimator
 from schemas.timestamps import now_us
 

@@ -26,7 +26,7 @@ from pipeline.errors import (
 from pipeline.formatting import pluralize
 from pipeline.lake import retention
 from pipeline.lake.integrity import check_parts_exist
-from pipeline.lake.models import RunRecord
+from pipeline.lake.ledger_queries import RunRecord
 from pipeline.lake.rollback import check_not_paused
 from pipeline.logs import get_logger
 from pipeline.sync.batch_sink import BatchSink
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pipeline.crawl.windows import Window
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger import Ledger
-    from pipeline.lake.models import FileVersionRecord, SnapshotRecord
+    from pipeline.lake.ledger_queries import FileVersionRecord, SnapshotRecord
     from pipeline.progress import Progress
     from pipeline.settings import Settings
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipeline.client.protocol import Document, ListItem
     from pipeline.crawl.models import Identity
     from pipeline.lake.lake import Lake
-    from pipeline.lake.models import FileVersionRecord
+    from pipeline.lake.ledger_queries import FileVersionRecord
     from pipeline.sync.worker_thread import WorkerThread
 
 TextsSource = Literal["list", "detail"]

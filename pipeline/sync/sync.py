@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from pipeline.lake.lake import Lake
-    from pipeline.lake.models import SnapshotRecord
+    from pipeline.lake.ledger_queries import SnapshotRecord
     from pipeline.progress import Progress
     from pipeline.settings import Settings
     from pipeline.sync.run import RunSession

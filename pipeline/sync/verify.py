@@ -19,7 +19,7 @@ from pipeline.crawl.details import detail_for_key, max_deletions
 from pipeline.crawl.models import CrawlOptions, RefetchRequest, SharedFileIdError, parse_reference
 from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps
 from pipeline.errors import ProtocolError, ScanlakeError, SettingsError, TimeLimitReachedError
-from pipeline.lake.models import VerificationRecord
+from pipeline.lake.ledger_queries import VerificationRecord
 from pipeline.lake.part_rows import read_details
 from pipeline.logs import get_logger
 from pipeline.sync.crawl_runner import crawl_options
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 
     from pipeline.crawl.models import CommitBatch
     from pipeline.lake.lake import Lake
-    from pipeline.lake.ledger_queries import LedgerQueries
-    from pipeline.lake.models import FileVersionRecord
+    from pipeline.lake.ledger_queries import FileVersionRecord, LedgerQueries
     from pipeline.progress import Progress
     from pipeline.settings import Settings
     from pipeline.sync.run import RunSession

@@ -17,7 +17,7 @@ import duckdb
 
 from pipeline.lake.compaction import run_compaction
 from pipeline.lake.lake import Lake
-from pipeline.lake.models import Commit
+from pipeline.lake.ledger_queries import Commit
 from pipeline.settings import Settings
 from schemas.file_versions import FileVersion
 from schemas.tables import BY_NAME

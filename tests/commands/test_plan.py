@@ -11,7 +11,7 @@ from pipeline.emulator import Emulator
 from pipeline.emulator.options import Quirks
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.models import RunRecord
+from pipeline.lake.ledger_queries import RunRecord
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.monitoring.after_run import folder_bytes
 from pipeline.settings import Settings

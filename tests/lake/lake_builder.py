@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pipeline.flatten.flatten import flatten
 from pipeline.lake import parts
 from pipeline.lake.lake import Lake
-from pipeline.lake.models import Commit
+from pipeline.lake.ledger_queries import Commit
 from schemas.file_versions import FileVersion, Tombstone, version_digest
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, UPLOADS
 from schemas.timestamps import to_datetime

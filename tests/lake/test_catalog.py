@@ -28,7 +28,7 @@ from tests.lake.operations import compact_all
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipeline.lake.models import DeltaBase
+    from pipeline.lake.ledger_queries import DeltaBase
 
 
 def _fill(lake: Lake, *, files: int = 40, stamp: int = 1, first_upload: int = 0) -> None:

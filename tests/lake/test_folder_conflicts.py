@@ -16,7 +16,7 @@ from pipeline.lake import export
 from pipeline.lake.export import run_export
 from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS
-from pipeline.lake.models import RunRecord
+from pipeline.lake.ledger_queries import RunRecord
 from pipeline.publish.restore import restore_backup
 from pipeline.publish.stores import open_folder_or_store
 from tests.lake.corruption import checked, parts

@@ -12,7 +12,7 @@ from pipeline.errors import LakeCorruptedError
 from pipeline.lake import history
 from pipeline.lake.history import FILE_EVENTS, FILE_VERSIONS, select_events_sql, type_documents_sql
 from pipeline.lake.lake import Lake
-from pipeline.lake.models import Commit
+from pipeline.lake.ledger_queries import Commit
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.settings import Settings
 from schemas.file_versions import FileVersion

@@ -15,7 +15,7 @@ from pipeline.atomic_files import lock_file
 from pipeline.errors import StorageError
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout, describe_lock_owner, has_writer, lock_lake, lock_lake_for_reading
-from pipeline.lake.models import RunRecord
+from pipeline.lake.ledger_queries import RunRecord
 from schemas.timestamps import now_us
 from tests.lake.lake_builder import AT
 from tests.lake.operations import told

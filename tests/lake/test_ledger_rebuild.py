@@ -15,7 +15,7 @@ import pytest
 from pipeline.errors import LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.lake import compaction, ledger_rebuild
 from pipeline.lake.lake import Lake
-from pipeline.lake.models import RunRecord
+from pipeline.lake.ledger_queries import RunRecord
 from pipeline.maintenance.repair import repair_files
 from pipeline.settings import Settings
 from tests.lake import lake_builder

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pipeline.lake import duckdb as worker
 from pipeline.lake.compaction import run_compaction as compact
 from pipeline.lake.lake import Lake
-from pipeline.lake.models import RunRecord
+from pipeline.lake.ledger_queries import RunRecord
 from pipeline.lake.rollback import clear_pause, plan_rollback, roll_back
 from pipeline.settings import Settings
 from schemas.tables import COMMIT_SEQ_COLUMN

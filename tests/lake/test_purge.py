@@ -18,7 +18,7 @@ from pipeline.errors import SettingsError, StorageError
 from pipeline.lake import ledger
 from pipeline.lake.image_store import ImageKind, ImageRecord, ImageState, iter_images, write_images
 from pipeline.lake.lake import Lake
-from pipeline.lake.models import RunRecord
+from pipeline.lake.ledger_queries import RunRecord
 from pipeline.lake.purge import id_columns, purge
 from pipeline.lake.request_log import ReportBatch, ReportJob, ReportJobFile, RequestLog
 from pipeline.lake.rollback import plan_rollback, roll_back

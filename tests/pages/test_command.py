@@ -11,7 +11,7 @@ import pytest
 from pipeline.commands import serve
 from pipeline.errors import ExitCode
 from pipeline.lake.lake import Lake
-from pipeline.lake.models import VerificationRecord
+from pipeline.lake.ledger_queries import VerificationRecord
 from pipeline.monitoring.run_history import RunResult, update_run_stats
 from pipeline.pages.catalog_access import CatalogAccess
 from pipeline.settings import Settings

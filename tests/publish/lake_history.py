@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 
 from pipeline.lake.lake import Lake
-from pipeline.lake.models import RunRecord
+from pipeline.lake.ledger_queries import RunRecord
 from pipeline.lake.purge import purge
 from pipeline.lake.rollback import clear_pause, plan_rollback, roll_back
 from pipeline.settings import Settings

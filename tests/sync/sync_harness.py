@@ -14,7 +14,7 @@ from pipeline.lake.catalog_tables import SUPERSEDED_VERSIONS, CatalogSpec, selec
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
-from pipeline.lake.models import SnapshotRecord
+from pipeline.lake.ledger_queries import SnapshotRecord
 from pipeline.lake.views import PROGRESS, WORKFLOW_STEPS, WORKFLOWS
 from pipeline.progress import Progress
 from pipeline.settings import Settings

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pipeline.lake.models import Commit
+    from pipeline.lake.ledger_queries import Commit
 
 
 class Worker:
