@@ -10,8 +10,7 @@ from msgspec import Struct
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, LakeCorruptedError
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.lake.file_names import list_snapshots
-from pipeline.lake.layout import LakeLayout
+from pipeline.lake.layout import LakeLayout, list_snapshots
 from pipeline.lake.reader import fetch_dicts, open_catalog
 from pipeline.lake.retention import select_kept
 from pipeline.lake.snapshots import read_snapshot

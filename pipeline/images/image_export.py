@@ -11,7 +11,7 @@ from pipeline.atomic_files import clone_file, sha256_file, write_file
 from pipeline.errors import SettingsError
 from pipeline.images.work_list import create_chosen_table
 from pipeline.lake.export import staging_path
-from pipeline.lake.file_names import MANIFEST, SUMS, format_sums, to_safe_part
+from pipeline.lake.layout import MANIFEST, SUMS, format_sums, to_safe_part
 from pipeline.lake.reader import fetch_dicts
 from pipeline.text_tables import format_csv_row
 

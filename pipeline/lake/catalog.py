@@ -47,11 +47,10 @@ from pipeline.lake.duckdb import (
     write_database,
     write_error,
 )
-from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.folder_checks import is_other_database, is_own_catalog
 from pipeline.lake.history import create_history, write_history
 from pipeline.lake.image_store import last_image_change
-from pipeline.lake.layout import translate_os_errors, write_read_only
+from pipeline.lake.layout import list_snapshots, translate_os_errors, write_read_only
 from pipeline.lake.ledger_queries import CatalogRecord, DeltaBase
 from pipeline.lake.parts import estimate_memory
 from pipeline.lake.sql import UTC_NOW_SQL, sql_identifier

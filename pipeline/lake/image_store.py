@@ -21,8 +21,7 @@ from msgspec import Struct, field
 from pipeline.atomic_files import READ_ONLY, damaged_name, rename_without_overwrite, sha256_file, temp_name
 from pipeline.errors import StorageError
 from pipeline.formatting import format_bytes
-from pipeline.lake.file_names import COMPLETE, IMAGES, INCOMING, name_image
-from pipeline.lake.layout import translate_os_errors
+from pipeline.lake.layout import COMPLETE, IMAGES, INCOMING, name_image, translate_os_errors
 from pipeline.lake.ledger import insert_all
 from schemas.timestamps import now_us
 

@@ -30,7 +30,8 @@ from pipeline.lake.duckdb import (
     first_line,
     read_database,
 )
-from pipeline.lake.file_names import (
+from pipeline.lake.image_store import ImageRecord, ImageState, has_images, move_damaged, read_images_of, write_images
+from pipeline.lake.layout import (
     COMPLETE,
     IMAGES,
     INCOMING,
@@ -39,9 +40,8 @@ from pipeline.lake.file_names import (
     is_strange_incoming,
     list_part_files,
     list_snapshots,
+    translate_os_errors,
 )
-from pipeline.lake.image_store import ImageRecord, ImageState, has_images, move_damaged, read_images_of, write_images
-from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import RAW_TABLE, is_own_part
 from pipeline.logs import get_logger
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES

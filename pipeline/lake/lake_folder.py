@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.atomic_files import is_temp_file
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake.file_names import list_part_files, list_snapshots
-from pipeline.lake.layout import LakeLayout, has_lock_note, translate_os_errors
+from pipeline.lake.layout import LakeLayout, has_lock_note, list_part_files, list_snapshots, translate_os_errors
 from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger, readonly_uri
 
 if TYPE_CHECKING:

@@ -21,10 +21,9 @@ from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, Stora
 from pipeline.findings import damage, warning
 from pipeline.lake.catalog_tables import PART_COLUMNS, read_kept_properties, read_spec
 from pipeline.lake.duckdb import classify_read_error, first_line, read_database
-from pipeline.lake.file_names import is_part_name, list_part_files, list_snapshots
 from pipeline.lake.image_store import COLUMNS
 from pipeline.lake.lake_folder import has_restore_mark
-from pipeline.lake.layout import translate_os_errors
+from pipeline.lake.layout import is_part_name, list_part_files, list_snapshots, translate_os_errors
 from pipeline.lake.ledger import Ledger, insert, insert_all, record_drift, require_publish, set_properties
 from pipeline.lake.ledger_queries import Commit, SnapshotRecord
 from pipeline.lake.part_rows import VERSION_COLUMNS, iter_raw_batches, read_part, read_versions, write_pending_rows

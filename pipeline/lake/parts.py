@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 
 from pipeline.atomic_files import sha256_file
 from pipeline.errors import LakeCorruptedError
-from pipeline.lake.file_names import is_part_name
-from pipeline.lake.layout import LakeLayout, write_read_only
+from pipeline.lake.layout import LakeLayout, is_part_name, write_read_only
 from pipeline.lake.ledger_queries import Part
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FETCHED, FILES, RAW
 

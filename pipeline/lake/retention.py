@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pipeline.atomic_files import fsync_dir, is_damaged_copy, is_temp_file
-from pipeline.lake.file_names import COMPLETE, IMAGES, INCOMING, is_image_path, list_files, list_snapshots, name_image
 from pipeline.lake.image_store import find_unused
-from pipeline.lake.layout import translate_os_errors
+from pipeline.lake.layout import (
+    COMPLETE,
+    IMAGES,
+    INCOMING,
+    is_image_path,
+    list_files,
+    list_snapshots,
+    name_image,
+    translate_os_errors,
+)
 from pipeline.lake.parts import is_own_part
 from schemas.timestamps import SECOND, to_datetime
 

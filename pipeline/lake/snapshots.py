@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.catalog_tables import SUPERSEDED_VERSIONS, CatalogSpec, read_spec
 from pipeline.lake.duckdb import read_database
-from pipeline.lake.file_names import list_snapshots
+from pipeline.lake.layout import list_snapshots
 from pipeline.lake.ledger_format import refuse_other_formats
 from pipeline.lake.sql import sql_identifier, sql_literal
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, TABLES

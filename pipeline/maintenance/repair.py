@@ -29,11 +29,17 @@ from pipeline.lake import integrity
 from pipeline.lake.catalog import refuse_other_databases
 from pipeline.lake.catalog_tables import read_parts
 from pipeline.lake.duckdb import read_database
-from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.folder_checks import require_lake, require_lake_or_empty
 from pipeline.lake.integrity import find_damaged_catalogs
 from pipeline.lake.lake_folder import FolderKind, missing_lake_error
-from pipeline.lake.layout import LakeLayout, describe_lock_owner, has_writer, lock_lake_for_reading, translate_os_errors
+from pipeline.lake.layout import (
+    LakeLayout,
+    describe_lock_owner,
+    has_writer,
+    list_snapshots,
+    lock_lake_for_reading,
+    translate_os_errors,
+)
 from pipeline.lake.ledger_format import REBUILD_HINT
 from pipeline.lake.ledger_queries import RunRecord
 from pipeline.lake.part_rows import read_references

@@ -28,8 +28,8 @@ from pyiceberg.table.update import (
 
 from pipeline.errors import SettingsError
 from pipeline.lake.duckdb import open_instance, translate_duckdb_errors
-from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import check_parts_exist
+from pipeline.lake.layout import list_snapshots
 from pipeline.lake.snapshots import read_snapshot, require_snapshot
 from pipeline.lake.sql import sql_literal
 from pipeline.publish.iceberg import IcebergResult

@@ -13,9 +13,8 @@ from msgspec import Struct, field
 from pipeline.atomic_files import READ_ONLY, fsync_dir, fsync_file, sha256_file
 from pipeline.errors import ForeignObjectError, LakeCorruptedError, PublishError, SettingsError
 from pipeline.formatting import pluralize
-from pipeline.lake.file_names import IMAGES, is_image_path
 from pipeline.lake.image_store import read_images_of, read_totals
-from pipeline.lake.layout import translate_os_errors
+from pipeline.lake.layout import IMAGES, is_image_path, translate_os_errors
 from pipeline.publish.object_store import PendingUpload, create_object, find_difference, run_side_by_side
 
 if TYPE_CHECKING:

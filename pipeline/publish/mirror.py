@@ -17,10 +17,9 @@ from msgspec.structs import replace
 from pipeline.atomic_files import sha256_file, temp_name
 from pipeline.errors import ForeignObjectError, LakeCorruptedError, ScanlakeError, SettingsError
 from pipeline.lake.catalog import is_as_published
-from pipeline.lake.file_names import IMAGES, is_image_path
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.lake_folder import require_outside_lakes
-from pipeline.lake.layout import translate_os_errors
+from pipeline.lake.layout import IMAGES, is_image_path, translate_os_errors
 from pipeline.publish.image_objects import ImagesOnStore, compare_images, has_images_on, upload_images
 from pipeline.publish.object_store import PendingUpload, check_same_object, create_object, upload_all
 from pipeline.publish.stores import LocalStore

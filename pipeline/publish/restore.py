@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.atomic_files import READ_ONLY, fsync_dir, fsync_file, is_temp_file, sha256_file, temp_name
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake.file_names import is_image_path, is_part_name, is_part_path
 from pipeline.lake.image_store import forget_missing_pictures, iter_paths
 from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, RESTORE_MARK, has_restore_mark, require_outside_lakes
-from pipeline.lake.layout import LakeLayout, hold_lock, translate_os_errors
+from pipeline.lake.layout import LakeLayout, hold_lock, is_image_path, is_part_name, is_part_path, translate_os_errors
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_format import find_foreign_content, translate_sqlite_errors
 from pipeline.publish.image_objects import download_images

@@ -20,7 +20,7 @@ from msgspec import Struct, field
 from pipeline.errors import LakeCorruptedError, PublishError, SettingsError
 from pipeline.lake.catalog_tables import read_spec
 from pipeline.lake.duckdb import read_database
-from pipeline.lake.file_names import IMAGES
+from pipeline.lake.layout import IMAGES
 from pipeline.logs import get_logger
 from pipeline.publish.object_store import PROBE_PREFIX, run_side_by_side
 from schemas.timestamps import SECOND

@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from pydantic import BaseModel
 
 from pipeline.formatting import escape_control_characters, pluralize
-from pipeline.lake.file_names import MANIFEST, SUMS, format_sums
+from pipeline.lake.layout import MANIFEST, SUMS, format_sums
 from pipeline.lake.request_log import OrderState
 from pipeline.reports.models import (
     CatalogState,

@@ -10,7 +10,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.errors import SettingsError
-from pipeline.lake.file_names import to_safe_part
+from pipeline.lake.layout import to_safe_part
 from pipeline.lake.reader import check_query, fetch_dicts, translate_query_errors
 from pipeline.lake.request_log import ReportBatch, ReportJobFile
 from pipeline.reports.models import CatalogState, ManifestDeletions

@@ -14,8 +14,7 @@ import pytest
 from pipeline.atomic_files import clone_file
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.images.image_export import ExportedImages, choose_name, export_images, select_images
-from pipeline.lake.file_names import MANIFEST, SUMS
-from pipeline.lake.layout import LakeLayout
+from pipeline.lake.layout import MANIFEST, SUMS, LakeLayout
 from tests.images.image_harness import rows_of
 from tests.lake.operations import called
 from tests.lake_copies import copy_lake

@@ -11,8 +11,8 @@ import duckdb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.lake import Lake
+from pipeline.lake.layout import list_part_files, list_snapshots
 from pipeline.lake.retention import expire_snapshots, select_kept
 from pipeline.settings import Settings
 from schemas.timestamps import SECOND, from_datetime, to_datetime

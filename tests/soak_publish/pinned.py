@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 
 from pipeline.config import load
-from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.lake import Lake
-from pipeline.lake.layout import LakeLayout
+from pipeline.lake.layout import LakeLayout, list_snapshots
 from pipeline.lake.retention import expire_snapshots
 from pipeline.publish.iceberg import publish_iceberg_tables, read_catalog_properties
 from pipeline.publish.iceberg_catalogs import connect_catalog
