@@ -57,7 +57,7 @@ def check_option_rules(click_context: Any, parameters: Iterable[inspect.Paramete
 
 
 ReadDataOption = Annotated[
-    bool, typer.Option("--read-data", help="Also read every page of every part, and every image.")
+    bool, typer.Option("--read-data", help="Also look for the documents of every file, and read every image.")
 ]
 """The option of `check` and `repair`."""
 

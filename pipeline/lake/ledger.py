@@ -234,9 +234,12 @@ class Ledger(LedgerQueries):
             db.executemany("DELETE FROM retired_part WHERE name = ?", [(name,) for name in names])
 
     def correct_part(self, entry: Part) -> None:
-        """Change the recorded size and hash of a part to those of an entry in the catalog."""
+        """Change the recorded size, hash and row count of a part to those of an entry in the catalog."""
         with self.transaction() as db:
-            db.execute("UPDATE part SET bytes = ?, sha256 = ? WHERE name = ?", (entry.bytes, entry.sha256, entry.name))
+            db.execute(
+                "UPDATE part SET bytes = ?, sha256 = ?, row_count = ? WHERE name = ?",
+                (entry.bytes, entry.sha256, entry.row_count, entry.name),
+            )
 
     def delete_definitions(self, hashes: Sequence[str]) -> None:
         """Delete workflow definitions. The next file with one of them brings it again."""

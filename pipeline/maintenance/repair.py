@@ -84,7 +84,7 @@ class DamagedPart(Struct, frozen=True):
 class PartDamage(Struct, frozen=True):
     """Problems of the parts. No raw part has the documents of `files_without_raw`.
 
-    `misrecorded` are undamaged raw parts of which the ledger has another size or hash than the catalog.
+    `misrecorded` are undamaged raw parts of which the ledger has another size, hash or row count than the catalog.
     """
 
     parts: Sequence[DamagedPart]
@@ -147,8 +147,7 @@ def _check(
     size = format_bytes(sum(part.bytes for part in current) + images.bytes)
     counts = [pluralize(len(current), "part"), pluralize(snapshots, "snapshot")]
     counts += [pluralize(images.pictures, "picture")] if images.pictures else []
-    how = "read" if read_data else "compared"
-    check.findings.append(ok("lake", "files", f"{', '.join(counts)} {how}, {size}"))
+    check.findings.append(ok("lake", "files", f"{', '.join(counts)} compared, {size}"))
     return check
 
 
@@ -167,7 +166,7 @@ def _describe_unknown_files(layout: LakeLayout, names: Iterable[str]) -> Iterato
 
 def find_part_damage(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bool) -> PartDamage:
     """Return the problems of the parts. Changes nothing."""
-    damaged = list(integrity.find_damaged_parts(layout, ledger, read_data=read_data))
+    damaged = list(integrity.find_damaged_parts(layout, ledger))
     misrecorded = list(_find_misrecorded_documents(layout, [part for part, _ in damaged]))
     right = {part.name for part in misrecorded}
     damaged = [(part, problem) for part, problem in damaged if part.name not in right]
@@ -215,7 +214,7 @@ def _find_files_without_raw(
 
 def _describe_part_damage(parts: PartDamage) -> Iterator[Finding]:
     for entry in parts.misrecorded:
-        problem = f"has another size or hash of {entry.name} than the catalog"
+        problem = f"has another size, hash or row count of {entry.name} than the catalog"
         yield damage("ledger.sqlite", problem, "corrected from the catalog")
     for damaged in parts.parts:
         part, lost = damaged.part, damaged.files & parts.files_without_raw
@@ -337,7 +336,7 @@ def _check_disk_space(existing: Path) -> Finding:
 def check_lake(settings: Settings, *, read_data: bool = False) -> Iterator[Finding]:
     """Yield findings for the lake: what its ledger records, then its files, compared with sizes and hashes.
 
-    `read_data`: read every page of every part, and every image.
+    `read_data`: look for the documents of every file, and read every image.
     """
     layout = LakeLayout(settings.lake.absolute())
     try:

@@ -163,20 +163,17 @@ def test_damaged_catalogs(history: History, lake: Path) -> None:
 
 
 def test_the_ledger_alone_is_wrong(history: History, lake: Path) -> None:
-    """A wrong hash or count in the ledger is damage; rows are made again, documents stay as the catalog has them.
-
-    Only --read-data finds a wrong count: it counts rows and commits.
-    """
+    """A wrong hash or count in the ledger is damage; rows are made again, documents stay as the catalog has them."""
     uploads = "WHERE table_name = 'uploads' AND first_commit_seq = 1"
     documents = {path.name: path.read_bytes() for path in (lake / "documents").glob("*.parquet")}
     change_ledger(lake, "sha256 = substr(sha256, 2) || '-' WHERE table_name = 'documents'")
+    change_ledger(lake, "row_count = row_count + 1 WHERE table_name = 'documents'")
     found = checked(lake)
     assert found.files_to_fetch == []
     assert {(each.subject, each.repair) for each in found.damage} == {("ledger.sqlite", "corrected from the catalog")}
     assert {path.name: path.read_bytes() for path in (lake / "documents").glob("*.parquet")} == documents
     change_ledger(lake, f"row_count = row_count + 1 {uploads}")
-    assert checked(lake, mend=False).damage == []
-    (damage,) = checked(lake, read_data=True, mend=False).damage
+    (damage,) = checked(lake, mend=False).damage
     assert " rows, not " in damage.problem
     change_ledger(lake, f"sha256 = '' {uploads}")
     (damage, *others) = checked(lake, read_data=True).damage
