@@ -145,13 +145,13 @@ def _replace_tables(
     superseded = pa.table(columns, names=["file_id", COMMIT_SEQ_COLUMN])
     new: list[Part] = []
     for name, parts in by_table.items():
-        table, folder = BY_NAME[name], layout.table_dir(name)
+        table = BY_NAME[name]
         for part in parts:
             check_part_intact(layout, part)
         paths = [layout.part_path(part.name) for part in parts]
         with open_worker_connection(layout.spill_dir) as db:
             batches = _read_live_batches(db, table, paths, superseded)
-            new += write_parts(layout, folder, name, batches, table.arrow, seqs=seqs, name_suffix=name_suffix)
+            new += write_parts(layout, table, batches, seqs=seqs, name_suffix=name_suffix)
     return [part for parts in by_table.values() for part in parts], new
 
 

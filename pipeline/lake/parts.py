@@ -110,16 +110,10 @@ def write_batches(
 
 
 def write_parts(
-    layout: LakeLayout,
-    folder: Path,
-    table_name: str,
-    batches: Iterator[pa.RecordBatch],
-    schema: pa.Schema,
-    *,
-    seqs: tuple[int, int],
-    name_suffix: str,
+    layout: LakeLayout, table: Table, batches: Iterator[pa.RecordBatch], *, seqs: tuple[int, int], name_suffix: str
 ) -> Iterator[Part]:
     """Write batches to as many parts as their rows need; the memory holds one row group at a time."""
+    schema, folder = table.arrow, layout.table_dir(table.name)
     groups = row_groups(batches, schema)
     pending = next(groups, None)
     number = 0
@@ -131,7 +125,7 @@ def write_parts(
                 writer.write_table(pending, row_group_size=ROW_GROUP_ROWS)
                 rows += pending.num_rows
                 pending = next(groups, None)
-        yield describe_part(layout, target, table_name, rows, seqs)
+        yield describe_part(layout, target, table.name, rows, seqs)
         number += 1
 
 
