@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from pipeline.lake.image_store import ImageFiles
+from pipeline.lake.image_store import add_pictures
 from pipeline.lake.layout import LakeLayout
 from pipeline.worker_process import serve
 
@@ -34,7 +34,7 @@ class StoreResult(Struct, frozen=True):
     new: frozenset[str] = frozenset()
 
 
-def store_files(store: ImageFiles, files: Sequence[CompleteDownload]) -> StoreResult:
+def store_files(layout: LakeLayout, files: Sequence[CompleteDownload]) -> StoreResult:
     """Store files. Raises `StorageError`. What is refused gets no final name; its file stays."""
     contents = tuple(read_content(file.path, file.mime) for file in files)
     accepted = {
@@ -42,13 +42,13 @@ def store_files(store: ImageFiles, files: Sequence[CompleteDownload]) -> StoreRe
         for file, content in zip(files, contents, strict=True)
         if isinstance(content, ImageContent)
     }
-    return StoreResult(contents, frozenset(store.add(accepted)))
+    return StoreResult(contents, frozenset(add_pictures(layout, accepted)))
 
 
 def main(root: str) -> None:
     """Answer requests from stdin until it is closed."""
-    store = ImageFiles(LakeLayout(Path(root)))
-    serve(lambda files: store_files(store, files))
+    layout = LakeLayout(Path(root))
+    serve(lambda files: store_files(layout, files))
 
 
 Image: Any = None

@@ -371,26 +371,19 @@ class ImageStore:
 # Final names
 
 
-class ImageFiles:
-    """The folder of the pictures. The caller has the lake's lock, or works for the process that has it."""
+def add_pictures(layout: LakeLayout, downloads: Mapping[str, tuple[Path, str]]) -> set[str]:
+    """Give complete downloads their final names too, durably; {name: (file, hash)}. Return the names that are new.
 
-    def __init__(self, layout: LakeLayout) -> None:
-        self._layout = layout
-        self._folders: set[Path] = set()
-
-    def add(self, downloads: Mapping[str, tuple[Path, str]]) -> set[str]:
-        """Give complete downloads their final names too, durably; {name: (file, hash)}. Return the names that are new.
-
-        The others were in the store before. A file under a name with another content is renamed, never overwritten.
-        """
-        targets = {name: self._layout.root / name for name in downloads}
-        folders = {target.parent for target in targets.values()}
-        self._layout.create_dirs(folders - self._folders)
-        self._folders |= folders
-        flush_files([path for path, _ in downloads.values()])
-        new = {name for name, (path, sha256) in downloads.items() if _link(path, targets[name], sha256)}
-        flush_files(sorted(folders))  # those of a killed run's names are perhaps not durable either
-        return new
+    The others were in the store before. A file under a name with another content is renamed, never overwritten. The
+    caller has the lake's lock, or works for the process that has it.
+    """
+    targets = {name: layout.root / name for name in downloads}
+    folders = {target.parent for target in targets.values()}
+    layout.create_dirs(folders)
+    flush_files([path for path, _ in downloads.values()])
+    new = {name for name, (path, sha256) in downloads.items() if _link(path, targets[name], sha256)}
+    flush_files(sorted(folders))  # those of a killed run's names are perhaps not durable either
+    return new
 
 
 def _link(path: Path, target: Path, sha256: str) -> bool:

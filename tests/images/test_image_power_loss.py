@@ -12,7 +12,7 @@ import pytest
 from pipeline.images.image_writer import ImageSummary, ImageWriter, StoringPool
 from pipeline.images.storing import store_files
 from pipeline.lake import image_store
-from pipeline.lake.image_store import ImageFiles, ImageKey, ImageKind
+from pipeline.lake.image_store import ImageKey, ImageKind
 from pipeline.lake.lake import Lake
 from tests.lake.powerloss import LEDGER, losses, recorded
 from tests.lake.test_power_loss import write
@@ -28,7 +28,7 @@ _IMAGES = 6
 def in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process does what the workers do, under the eyes of the recorder, on any disk."""
     monkeypatch.setattr(image_store, "_KEEP_FREE_BYTES", 0)
-    monkeypatch.setattr(StoringPool, "store", lambda pool, files: store_files(ImageFiles(pool._layout), files))
+    monkeypatch.setattr(StoringPool, "store", lambda pool, files: store_files(pool._layout, files))
 
 
 def _store_images(folder: Path) -> None:
