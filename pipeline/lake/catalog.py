@@ -20,12 +20,10 @@ from pipeline.lake.catalog_tables import (
     IMAGE_COLUMNS,
     IMAGES_COMMENT,
     IMAGES_TABLE,
-    create_empty_tables,
     create_meta,
     describe_format,
     list_columns,
     select_changed_files_sql,
-    select_new_rows_sql,
     select_rows_sql,
     write_dictionary,
     write_image_table,
@@ -43,7 +41,6 @@ from pipeline.lake.duckdb import (
     read_database,
     split_sorted_query,
     translate_duckdb_errors,
-    write_comments,
     write_database,
     write_error,
 )
@@ -278,10 +275,10 @@ def _create_empty(path: Path, layout: LakeLayout) -> DeltaBase:
         return base
     with write_database(path, spill=layout.spill_dir) as db:
         db.execute(f"CREATE MACRO main.utc_now() AS ({UTC_NOW_SQL})")
-        create_empty_tables(db)
+        db.execute("CREATE SCHEMA meta")
         for table in TABLES:
-            comments = [(column.name, column.comment) for column in list_columns(table)]
-            write_comments(db, "TABLE", table.qualified_name, table.comment, comments)
+            columns = [(column.name, column.sql_type, column.comment) for column in list_columns(table)]
+            create_table(db, table.qualified_name, table.comment, columns)
         create_history(db)
         create_table(db, f"main.{IMAGES_TABLE}", IMAGES_COMMENT, IMAGE_COLUMNS)
         create_meta(db)
@@ -325,10 +322,10 @@ def _replace_rows(
     if not table.is_per_file:  # few rows, and each depends on files that it does not name
         return _delete(db, table, "") + _insert(db, table, select_rows_sql(layout, spec, table))
     condition = f"WHERE file_id IN (SELECT file_id FROM {CHANGED_FILES})"
-    rows = sum(part.row_count for part in spec.parts_of(table.name) if part.last_commit_seq > since_seq)
+    rows = sum(part.row_count for part in spec.parts_of(table.name, since_seq))
     if not rows:
         return _delete(db, table, condition)
-    new_rows = select_new_rows_sql(layout, spec, table, since_seq=since_seq)
+    new_rows = select_rows_sql(layout, spec, table, since_seq=since_seq)
     if in_place and rows <= _MAX_ROWS_IN_PLACE:
         return update_rows(db, table, list_columns(table), new_rows)
     return _delete(db, table, condition) + _insert(db, table, new_rows)

@@ -18,11 +18,11 @@ from pipeline.errors import LakeCorruptedError
 from pipeline.lake.duckdb import create_table, fill_table, write_comments
 from pipeline.lake.image_store import iter_images
 from pipeline.lake.ledger_queries import KEPT_PROPERTIES, LakeProperties, Part, SnapshotRecord
-from pipeline.lake.parts import RAW_TABLE
+from pipeline.lake.parts import RAW_TABLE, part_schema
 from pipeline.lake.sql import sql_identifier, sql_read_parquet
 from pipeline.version import __version__
 from schemas import value_types
-from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, RAW, TABLES, WORKFLOW_DEFINITIONS, find_reference
+from schemas.tables import COMMIT_SEQ_COLUMN, TABLES, WORKFLOW_DEFINITIONS, find_reference
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -291,13 +291,11 @@ class CatalogSpec(Struct, frozen=True):
 
     def count_rows(self, *, since_seq: int) -> int:
         """Return the number of rows in the parts of tables that came after a commit."""
-        return sum(
-            part.row_count for part in self.parts if part.table_name != RAW_TABLE and part.last_commit_seq > since_seq
-        )
+        return sum(part.row_count for table in TABLES for part in self.parts_of(table.name, since_seq))
 
-    def parts_of(self, table_name: str) -> list[Part]:
-        """Return the parts of one table."""
-        return [part for part in self.parts if part.table_name == table_name]
+    def parts_of(self, table_name: str, since_seq: int = 0) -> list[Part]:
+        """Return the parts of one table that have commits after a commit."""
+        return [part for part in self.parts if part.table_name == table_name and part.last_commit_seq > since_seq]
 
 
 def read_spec(db: duckdb.DuckDBPyConnection) -> CatalogSpec:
@@ -336,12 +334,6 @@ class CatalogColumn(Struct, frozen=True):
     sql_type: str
     comment: str
     expression: str
-    nullable: bool = True
-
-    @property
-    def definition(self) -> str:
-        """The column as an item of CREATE TABLE."""
-        return f"{sql_identifier(self.name)} {self.sql_type}{'' if self.nullable else ' NOT NULL'}"
 
     @property
     def selection(self) -> str:
@@ -351,10 +343,10 @@ class CatalogColumn(Struct, frozen=True):
 
 def list_columns(table: Table) -> list[CatalogColumn]:
     """Return the columns of a table, in order."""
-    columns = [
-        CatalogColumn(column.name, column.kind.sql, column.comment, _expression(column), column.nullable)
-        for column in table.columns
-    ]
+    columns = []
+    for column in table.columns:
+        sql_type = column.kind.sql if column.nullable else f"{column.kind.sql} NOT NULL"
+        columns.append(CatalogColumn(column.name, sql_type, column.comment, _expression(column)))
     if table.name == WORKFLOW_DEFINITIONS.name:
         columns += [CatalogColumn(name, "TIMESTAMP", comment, sql) for name, sql, comment in _SIGHTS]
     return columns
@@ -362,7 +354,7 @@ def list_columns(table: Table) -> list[CatalogColumn]:
 
 def describe_format() -> str:
     """Return a hash of the tables' columns. A catalog of another format is not updated, but built again."""
-    shapes = {table.qualified_name: [column.definition for column in list_columns(table)] for table in TABLES}
+    shapes = {table.qualified_name: [(item.name, item.sql_type) for item in list_columns(table)] for table in TABLES}
     return blake2b(repr([_FORMAT, __version__, shapes, META_TABLES]).encode(), digest_size=8).hexdigest()
 
 
@@ -371,17 +363,11 @@ def _expression(column: Column) -> str:
     return f"TRY_CAST({name} AS JSON)" if column.kind is value_types.JSON else name
 
 
-def create_empty_tables(db: duckdb.DuckDBPyConnection) -> None:
-    """Create every table of the lake without rows, and the schemas of the tables."""
-    db.execute("CREATE SCHEMA meta")
-    for table in TABLES:
-        columns = ", ".join(column.definition for column in list_columns(table))
-        db.execute(f"CREATE TABLE {table.qualified_name} ({columns})")
-
-
-def select_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table) -> str:
-    """Return the query for the current rows of a table, read from its parts."""
-    source = _read_parts_sql(layout, table.name, spec.parts_of(table.name))
+def select_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table, *, since_seq: int = 0) -> str:
+    """Return the query for the current rows of a table in its parts, of versions that came after a commit."""
+    source = _read_parts_sql(layout, table.name, spec.parts_of(table.name, since_seq))
+    if since_seq:
+        source = f"(SELECT * FROM {source} WHERE {COMMIT_SEQ_COLUMN} > {since_seq})"
     if table.is_per_file:
         source = f"({_filter_superseded_sql(source)})"
     if table.name == WORKFLOW_DEFINITIONS.name:
@@ -398,15 +384,6 @@ def _filter_superseded_sql(source: str) -> str:
     )
 
 
-def select_new_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table, *, since_seq: int) -> str:
-    """Return the query for the current rows of a table whose files' versions came after a commit."""
-    parts = [part for part in spec.parts_of(table.name) if part.last_commit_seq > since_seq]
-    source = f"(SELECT * FROM {_read_parts_sql(layout, table.name, parts)}"
-    source += f" WHERE {COMMIT_SEQ_COLUMN} > {since_seq})"
-    selected = ", ".join(column.selection for column in list_columns(table))
-    return f"SELECT {selected} FROM ({_filter_superseded_sql(source)})"
-
-
 def select_changed_files_sql(layout: LakeLayout, spec: CatalogSpec, *, since_seq: int) -> str:
     """Return the query for the ids of the files that were added, changed, deleted or removed after a commit."""
     documents = select_documents_sql(layout, spec, since_seq=since_seq)
@@ -414,7 +391,7 @@ def select_changed_files_sql(layout: LakeLayout, spec: CatalogSpec, *, since_seq
 
 
 def _read_parts_sql(layout: LakeLayout, table_name: str, parts: Sequence[Part]) -> str:
-    return read_parts_sql(BY_NAME[table_name].arrow, [layout.part_path(part.name) for part in parts])
+    return read_parts_sql(part_schema(table_name), [layout.part_path(part.name) for part in parts])
 
 
 def read_parts_sql(schema: pa.Schema, paths: Collection[Path]) -> str:
@@ -427,8 +404,7 @@ def read_parts_sql(schema: pa.Schema, paths: Collection[Path]) -> str:
 
 def select_documents_sql(layout: LakeLayout, spec: CatalogSpec, *, since_seq: int = 0) -> str:
     """Return the SQL source of the raw documents in parts with later commits than one."""
-    parts = [part for part in spec.parts_of(RAW_TABLE) if part.last_commit_seq > since_seq]
-    return read_parts_sql(RAW, [layout.part_path(part.name) for part in parts])
+    return _read_parts_sql(layout, RAW_TABLE, spec.parts_of(RAW_TABLE, since_seq))
 
 
 # Records of the ledger, pictures, data dictionary

@@ -149,7 +149,7 @@ def write_history(db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec: Catal
     """Add the versions of later commits than one, and write the events of their files."""
     documents = select_documents_sql(layout, spec, since_seq=since_seq)
     db.execute(f"INSERT INTO {_VERSIONS} {select_current_versions_sql(documents, since_seq=since_seq)}")
-    parts = [part for part in spec.parts_of(RAW_TABLE) if part.last_commit_seq > since_seq]
+    parts = spec.parts_of(RAW_TABLE, since_seq)
     former = type_documents_sql("incoming")
     with halve_memory(db):  # Arrow takes a row group of documents, of 15 MB, several times over
         for rows in _read_former_documents(db, [layout.part_path(part.name) for part in parts], since_seq):
