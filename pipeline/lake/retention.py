@@ -20,8 +20,9 @@ from pipeline.lake.parts import is_own_part
 from schemas.timestamps import SECOND, to_datetime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
+    from pathlib import Path
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
@@ -56,34 +57,31 @@ def expire_snapshots(layout: LakeLayout, ledger: Ledger, settings: Settings, *, 
     published = [record for record in ledger.snapshots() if record.snapshot in paths]
     reasons = select_kept(((record.snapshot, record.published_at) for record in published), settings)
     unkept = [paths[record.snapshot] for record in published if record.snapshot not in reasons]
+    _delete(layout, ledger, unkept, ledger.retired_parts(int((now - settings.retention_hours * 3600) * SECOND)))
+
+
+def _delete(layout: LakeLayout, ledger: Ledger, snapshots: Sequence[Path], retired: Sequence[str]) -> None:
+    """Delete snapshots, then parts that were retired, durably."""
+    parts = [layout.part_path(name) for name in retired]
     with translate_os_errors(layout.root):
-        for path in unkept:
-            path.unlink(missing_ok=True)
-        if unkept:
-            fsync_dir(layout.root / "snapshots")
-        expired = ledger.retired_parts(int((now - settings.retention_hours * 3600) * SECOND))
-        for name in expired:
-            layout.part_path(name).unlink(missing_ok=True)
-        ledger.delete_retired(expired)
+        for paths in (snapshots, parts):
+            for path in paths:
+                path.unlink(missing_ok=True)
+            for folder in {path.parent for path in paths}:
+                fsync_dir(folder)
+    ledger.delete_retired(retired)
 
 
 def finish_purge(layout: LakeLayout, ledger: Ledger, snapshot: int) -> None:
     """Delete all that still contains purged files. Readers see `snapshot`, which has none of them."""
-    retired = ledger.retired_parts()
+    former = [path for number, path in list_snapshots(layout) if number != snapshot]
+    _delete(layout, ledger, former, ledger.retired_parts())
     with translate_os_errors(layout.root):
-        for number, path in list_snapshots(layout):
-            if number != snapshot:
-                path.unlink(missing_ok=True)
-        fsync_dir(layout.root / "snapshots")  # before the parts that they name
-        for name in retired:
-            layout.part_path(name).unlink(missing_ok=True)
+        fsync_dir(layout.root / "snapshots")  # a purge that was killed may have deleted them all
         _delete_pictures(layout, ledger)
         for path in layout.root.glob(f"{layout.ledger.name}.damaged-*"):
             if is_damaged_copy(path):
                 path.unlink(missing_ok=True)
-        for folder in {layout.part_path(name).parent for name in retired}:
-            fsync_dir(folder)
-    ledger.delete_retired(retired)
     ledger.vacuum_securely()
     ledger.set_properties(purge_in_progress=None, purged_pictures=None)
 
