@@ -93,13 +93,6 @@ def _size(path: str) -> int:
         return -1
 
 
-def find_damaged_parts(layout: LakeLayout, ledger: LedgerQueries) -> Iterator[tuple[Part, str]]:
-    """Yield the damaged parts of the ledger with their problems."""
-    for part in ledger.parts():
-        if problem := find_file_problem(layout.part_path(part.name), part):
-            yield part, problem
-
-
 def find_file_problem(path: Path, part: Part) -> str | None:
     """Return how the file of a part differs from what was written."""
     try:

@@ -166,7 +166,8 @@ def _describe_unknown_files(layout: LakeLayout, names: Iterable[str]) -> Iterato
 
 def find_part_damage(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bool) -> PartDamage:
     """Return the problems of the parts. Changes nothing."""
-    damaged = list(integrity.find_damaged_parts(layout, ledger))
+    problems = ((part, integrity.find_file_problem(layout.part_path(part.name), part)) for part in ledger.parts())
+    damaged = [(part, problem) for part, problem in problems if problem is not None]
     misrecorded = list(_find_misrecorded_documents(layout, [part for part, _ in damaged]))
     right = {part.name for part in misrecorded}
     damaged = [(part, problem) for part, problem in damaged if part.name not in right]
