@@ -116,7 +116,7 @@ def compact(
         old, new = _replace_tables(layout, ledger, seqs, name_suffix)
         expired: Mapping[str, set[_Version]] = {}
         if keep_raw_versions is not None:
-            expired = find_expired_documents(layout, ledger, keep_raw_versions, compacted_seqs=seqs)
+            expired = find_expired_documents(layout, ledger, keep_raw_versions)
         raw = _group_raw_parts([part for part in ledger.parts() if part.table_name == RAW_TABLE], expired)
         for number, parts in enumerate(raw):
             new += _rewrite_raw_parts(layout, parts, expired, f"{name_suffix}-{number:04d}")
@@ -220,14 +220,10 @@ def _without_versions(batch: pa.RecordBatch, versions: set[_Version]) -> pa.Reco
     return batch.filter(pa.array([key not in versions for key in keys]))
 
 
-def find_expired_documents(
-    layout: LakeLayout, ledger: Ledger, keep: int, *, compacted_seqs: tuple[int, int]
-) -> dict[str, set[_Version]]:
+def find_expired_documents(layout: LakeLayout, ledger: Ledger, keep: int) -> dict[str, set[_Version]]:
     """Return the documents beyond the newest `keep` versions of each file, by part, as (file_id, commit_seq).
 
-    The current version of a file never expires. Nor does a superseded one while a part contains its rows, because
-    a rebuild and `scanlake repair` make rows from documents; `compacted_seqs` is the range of commits whose superseded
-    rows this compaction removes.
+    The current version of a file never expires: a rebuild and `scanlake repair` make its rows from its documents.
     """
     paths = {str(layout.part_path(part.name)): part.name for part in ledger.parts() if part.table_name == RAW_TABLE}
     if not paths:
@@ -243,11 +239,8 @@ def find_expired_documents(
         )
         while batch := rows.fetchmany(_VERSION_BATCH_ROWS):
             current = ledger.file_versions(list({file_id for _, file_id, _ in batch}))
-            remaining = {seq for _, _, seq in batch if not compacted_seqs[0] <= seq <= compacted_seqs[1]}
-            superseded = ledger.superseded_versions(remaining)
             for path, file_id, seq in batch:
-                is_current = file_id in current and current[file_id].commit_seq == seq
-                if not is_current and (file_id, seq) not in superseded:
+                if file_id not in current or current[file_id].commit_seq != seq:
                     expired[paths[path]].add((file_id, seq))
     return dict(expired)
 

@@ -390,11 +390,6 @@ class LedgerQueries:
         newest: int | None = self.query("SELECT max(updated_at) FROM file_version")[0][0]
         return newest
 
-    def superseded_versions(self, seqs: Collection[int]) -> set[tuple[int, int]]:
-        """Return the superseded versions of some commits whose rows parts still have: (file id, commit)."""
-        sql = f"SELECT file_id, commit_seq FROM superseded_version WHERE commit_seq IN ({_marks(seqs)})"
-        return {(row["file_id"], row["commit_seq"]) for row in self.query(sql, list(seqs))}
-
     def superseded_columns(self, span: tuple[int, int] | None = None) -> tuple[list[int], list[int]]:
         """Return the superseded versions whose rows parts still have: their file ids and their commits."""
         sql = "SELECT file_id, commit_seq FROM superseded_version WHERE commit_seq BETWEEN ? AND ?"

@@ -79,19 +79,17 @@ def test_the_newest_versions_stay(lake: Path, monkeypatch: pytest.MonkeyPatch, k
     assert checked(lake, read_data=True, mend=False).damage == []
 
 
-def test_what_counts_or_is_held_stays(lake: Path) -> None:
-    """The version that counts keeps its documents however old it is; a superseded one until its rows are folded."""
+def test_the_current_version_keeps_its_documents(lake: Path) -> None:
+    """The current version keeps its documents however old it is; others expire before their rows are compacted."""
     with Lake(lake, doing="test") as held:
-        compacted = (1, COMMITS)
-        assert find_expired_documents(held.layout, held.ledger, 1, compacted_seqs=(0, -1)) == {}
-        going = find_expired_documents(held.layout, held.ledger, 1, compacted_seqs=compacted)
+        going = find_expired_documents(held.layout, held.ledger, 1)
         assert {version for some in going.values() for version in some} == {
             *((2, seq) for seq in range(1, COMMITS)),
             *((3, seq) for seq in range(1, 5)),
         }
         with held.ledger.transaction() as db:
             db.execute("UPDATE file_version SET commit_seq = 4 WHERE file_id = 2")
-        going = find_expired_documents(held.layout, held.ledger, 1, compacted_seqs=compacted)
+        going = find_expired_documents(held.layout, held.ledger, 1)
         assert (2, 4) not in {version for some in going.values() for version in some}
 
 
