@@ -21,7 +21,6 @@ from pipeline.lake.catalog import compact_catalog, has_waste
 from pipeline.lake.catalog_tables import read_parts_sql
 from pipeline.lake.duckdb import open_worker_connection, split_sorted_query
 from pipeline.lake.parts import (
-    RAW_OPTIONS,
     RAW_TABLE,
     READ_BATCH_ROWS,
     check_part_intact,
@@ -200,7 +199,7 @@ def _rewrite_raw_parts(
         for part in parts
         for batch in _read_raw_batches(layout, part)
     )
-    return [write_batches(layout, target, RAW_TABLE, batches, seqs=seqs, options=RAW_OPTIONS)]
+    return [write_batches(layout, target, RAW_TABLE, batches, seqs=seqs)]
 
 
 def _read_raw_batches(layout: LakeLayout, part: Part) -> Iterator[pa.RecordBatch]:

@@ -88,7 +88,7 @@ def write_raw_rows(layout: LakeLayout, batches: Iterable[pa.Table], *, run_id: s
         for rows in batches
     )
     target = _part_path(layout.documents_dir, run_id, seq, number=1)
-    return write_batches(layout, target, RAW_TABLE, complete, seqs=(seq, seq), options=RAW_OPTIONS)
+    return write_batches(layout, target, RAW_TABLE, complete, seqs=(seq, seq))
 
 
 def write_batches(
@@ -98,10 +98,10 @@ def write_batches(
     batches: Iterable[pa.RecordBatch | pa.Table],
     *,
     seqs: tuple[int, int],
-    options: Mapping[str, Any],
 ) -> Part:
     """Write the batches of a part to `target` as they come, and return its entry for the ledger."""
     schema, rows = part_schema(table_name), 0
+    options = RAW_OPTIONS if table_name == RAW_TABLE else WRITE_OPTIONS
     with write_read_only(target) as temp, pq.ParquetWriter(temp, schema, **options) as writer:
         for batch in batches:
             writer.write(batch.cast(schema))

@@ -31,7 +31,6 @@ from pipeline.lake.ledger import insert_all, replace_parts, require_publish, set
 from pipeline.lake.part_rows import read_references
 from pipeline.lake.parts import (
     RAW_TABLE,
-    WRITE_OPTIONS,
     check_part_intact,
     merged_part_name,
     part_schema,
@@ -349,5 +348,4 @@ def _rewrite_part_without(lake: Lake, part: Part, condition: str) -> list[Part]:
         batches = rows.to_arrow_reader(_BATCH_ROWS)
         if (first := next(batches, None)) is None:
             return []
-        remaining, options = chain([first], batches), WRITE_OPTIONS
-        return [write_batches(lake.layout, target, part.table_name, remaining, seqs=part.span, options=options)]
+        return [write_batches(lake.layout, target, part.table_name, chain([first], batches), seqs=part.span)]
