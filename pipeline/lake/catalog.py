@@ -111,7 +111,7 @@ def _replace_catalog(
 ) -> None:
     """Let `write` write a new file, which replaces the published catalog and its snapshot."""
     with write_read_only(layout.catalog) as temp:
-        with translate_duckdb_errors(str(layout.catalog), reads_parts=True):
+        with translate_duckdb_errors(str(layout.catalog)):
             base = write(temp)
         ledger.set_properties(catalog=None)  # after a kill the ledger has no record, and a check compares with none
         remove_stale_wal(layout)

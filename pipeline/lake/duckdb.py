@@ -202,19 +202,19 @@ def _access_errno(path: str) -> int | None:
 
 
 @contextmanager
-def translate_duckdb_errors(subject: str, *, reads_parts: bool = False) -> Iterator[None]:
+def translate_duckdb_errors(subject: str) -> Iterator[None]:
     """Turn errors about files that DuckDB writes for `subject` into a `StorageError`.
 
-    With `reads_parts` the block also reads the lake's parts: raises what `classify_read_error` returns.
+    For files that it reads, raises what `classify_read_error` returns.
     """
     try:
         yield
     except duckdb.Error as error:
         if failure := write_error(subject, error):
             raise failure from error
-        if reads_parts and (unreadable := classify_read_error(error)):
+        if unreadable := classify_read_error(error):
             raise unreadable from error
-        if isinstance(error, (duckdb.IOException, duckdb.FatalException, duckdb.OutOfMemoryException)):
+        if isinstance(error, (duckdb.FatalException, duckdb.OutOfMemoryException)):
             raise StorageError(f"{subject}: {first_line(error).rstrip('.')}.") from error
         raise
 
@@ -255,7 +255,7 @@ def open_worker_connection(spill: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
     Raises `StorageError` if the disk is full, `LakeCorruptedError` if a part is not readable.
     """
-    with translate_duckdb_errors("The lake", reads_parts=True), open_instance() as db:
+    with translate_duckdb_errors("The lake"), open_instance() as db:
         _limit_resources(db, spill)
         yield db
 

@@ -323,7 +323,7 @@ def _find_superseded_positions(
     if not dirty:
         return {}
     paths = ", ".join(map(sql_literal, dirty))
-    with translate_duckdb_errors("The lake", reads_parts=True), open_instance() as db:
+    with translate_duckdb_errors("The lake"), open_instance() as db:
         db.execute(f"SET memory_limit = '{_MEMORY_LIMIT}'")
         db.register("superseded", superseded)
         rows = db.execute(

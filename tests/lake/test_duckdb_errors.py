@@ -16,7 +16,6 @@ from pipeline.lake.duckdb import (
     is_interrupt,
     open_instance,
     open_worker_connection,
-    translate_duckdb_errors,
     write_error,
 )
 from tests.lake.corruption import file_size_limit, limited
@@ -72,13 +71,6 @@ def test_a_full_disk_is_no_damage(tmp_path: Path) -> None:
     failure = write_error("out", caught.value)
     assert failure is not None
     assert os.strerror(errno.EFBIG) in failure.message
-
-
-def test_a_folder_that_does_not_exist_cannot_be_written(tmp_path: Path) -> None:
-    """An error of a writing statement means storage."""
-    with pytest.raises(StorageError, match="snapshot: "):  # noqa: SIM117 - the order matters
-        with translate_duckdb_errors("snapshot"), duckdb.connect(":memory:") as db:
-            db.execute(f"COPY (SELECT 1) TO '{tmp_path}/none/out.parquet'")
 
 
 def test_the_worker_tells_damage_from_a_full_disk(tmp_path: Path) -> None:
