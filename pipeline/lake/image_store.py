@@ -1,6 +1,6 @@
 """The pictures of a lake: files named by the SHA-256 of their content, and their rows in the ledger.
 
-A row says of an upload and a kind whether the picture is stored, or why it is not. `images/ab/cdef....jpg` is the
+A row records for an upload and a kind whether the picture is stored, or why not. `images/ab/cdef....jpg` is the
 picture whose hash begins with abcdef, written once. A download writes `images/incoming/.NAME.tmp`. A complete one gets
 a name with its upload and its hash there; the final name is a second link to it. The ledger's row comes after that, and
 then the name in `incoming` is removed. So a run that is killed at any point loses only the downloads that were in
