@@ -23,6 +23,7 @@ from pipeline.errors import StorageError
 from pipeline.formatting import format_bytes
 from pipeline.lake.layout import COMPLETE, IMAGES, INCOMING, name_image, translate_os_errors
 from pipeline.lake.ledger import insert_all
+from pipeline.lake.ledger_queries import read_value
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
@@ -217,7 +218,8 @@ def _hash_of(path: str) -> str:
 
 def _to_record(row: Sequence[Any]) -> ImageRecord:
     values = dict(zip(COLUMNS, row, strict=True))
-    return ImageRecord(**{**values, "kind": ImageKind(values["kind"]), "state": ImageState(values["state"])})
+    kind, state = read_value(ImageKind, values["kind"]), read_value(ImageState, values["state"])
+    return ImageRecord(**{**values, "kind": kind, "state": state})
 
 
 # Files

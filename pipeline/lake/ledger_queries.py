@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence  # noqa: TC003 - msgspec reads the annotations
 from enum import EnumType
-from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -18,11 +18,12 @@ from pipeline.lake.ledger_format import translate_sqlite_errors
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
     from schemas.file_versions import FileVersion, Reject, Tombstone
 
+_Value = TypeVar("_Value")
 Coverage = tuple[tuple[int | None, int | None], ...]
 """Disjoint spans of update time in whole seconds, from the first on; None is no bound."""
 
@@ -292,6 +293,14 @@ _PAGE_ROWS: Final = 50_000
 _ALL_COMMITS: Final = (0, 2**63 - 1)
 
 
+def read_value(kind: Callable[[Any], _Value], value: object) -> _Value:
+    """Return a value of the ledger as its type. Raises `LakeCorruptedError` for one that scanlake has not written."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise LakeCorruptedError(f"The ledger has an unknown value: {value!r:.100}.") from None
+
+
 class LedgerQueries:
     """Named queries on one connection, by one thread at a time."""
 
@@ -316,7 +325,10 @@ class LedgerQueries:
         types = get_type_hints(record)
         typed = {name: kind for name, kind in types.items() if kind is bool or isinstance(kind, EnumType)}
         rows = self.query(f"SELECT {', '.join(types)} FROM {source}", parameters)
-        return [record(**{**dict(row), **{name: kind(row[name]) for name, kind in typed.items()}}) for row in rows]
+        return [
+            record(**{**dict(row), **{name: read_value(kind, row[name]) for name, kind in typed.items()}})
+            for row in rows
+        ]
 
     def _mapping(self, sql: str, parameters: Sequence[Any] = ()) -> dict[Any, Any]:
         """Return {first column: second column}."""

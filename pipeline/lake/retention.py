@@ -82,6 +82,7 @@ def finish_purge(layout: LakeLayout, ledger: Ledger, snapshot: int) -> None:
         for path in layout.root.glob(f"{layout.ledger.name}.damaged-*"):
             if is_damaged_copy(path):
                 path.unlink(missing_ok=True)
+        fsync_dir(layout.root)
     ledger.vacuum_securely()
     ledger.set_properties(purge_in_progress=None, purged_pictures=None)
 

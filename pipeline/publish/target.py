@@ -281,7 +281,7 @@ def _is_own(store: ObjectStore, ledger: Ledger, item: StoredObject) -> bool:
         return item.bytes < _MAX_PROBE_BYTES and store.read(item.path).startswith(item.path.encode())
     if item.path == CATALOG:
         _, run_id = _read_shown_snapshot(store, item.path) or (0, "")
-        return run_id in {record.run_id for record in ledger.snapshots()}
+        return bool(run_id) and run_id in {record.run_id for record in ledger.snapshots()}
     if (match := _OWN.fullmatch(item.path)) is None:
         return False
     return store.hash(item.path).startswith(match[match.lastindex or 0].replace("/", ""))

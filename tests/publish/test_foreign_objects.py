@@ -21,6 +21,7 @@ from pipeline.publish.target import LATEST
 from tests.lake.operations import called, told
 from tests.lake.test_folders import describe, make_lake
 from tests.lake_copies import copy_lake
+from tests.sync.sync_harness import tampered
 
 if TYPE_CHECKING:
     from tests.images.image_harness import PicturedLakes
@@ -85,6 +86,25 @@ def test_a_place_of_others_is_refused(made: Path, tmp_path: Path) -> None:
                 if facts != (2, 1, True) or describe(target) != before:
                     wrong.append((name, command, options, answer))
     assert wrong == []
+
+
+def test_a_forgotten_run_makes_no_foreign_catalog_ours(lake: Path, tmp_path: Path) -> None:
+    """A ledger that was rebuilt has no run of some snapshots: a database without any run is of others all the same."""
+    with tampered(lake) as ledger:
+        ledger.execute("UPDATE snapshot SET run_id = ''")
+    target = tmp_path / "target"
+    before = put(target, "catalog.duckdb").read_bytes()
+    answer = called(lake, "publish", "--to", f"file://{target}")
+    assert (answer.code, "has other objects" in answer.err) == (2, True)
+    assert (target / "catalog.duckdb").read_bytes() == before
+
+
+def test_a_state_that_nobody_wrote_is_damage(lake: Path) -> None:
+    """A ledger of others with an unknown state of a picture is named in one line, and is no bug."""
+    with tampered(lake) as ledger:
+        ledger.execute("UPDATE image SET state = 'painted'")
+    answer = called(lake, "check")
+    assert (answer.code, "has an unknown value: 'painted'" in answer.out) == (9, True), answer
 
 
 def test_a_backup_deletes_only_what_it_wrote(lake: Path, tmp_path: Path) -> None:
