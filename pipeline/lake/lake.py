@@ -161,8 +161,10 @@ class Lake:
         if last is None:
             return self.publish("", at=at, complete=False, watermark=None)
         newer = "SELECT EXISTS (SELECT 1 FROM file_version WHERE commit_seq > ?)"
-        complete = last.complete and not self.ledger.count(newer, (last.commit_seq,))  # of a killed run
-        return self.publish(last.run_id, at=at, complete=complete, watermark=last.watermark, rebuild=rebuild)
+        watermark = None if self.ledger.properties.watermark is None else last.watermark  # None: all is read again
+        is_equal = watermark == last.watermark and not self.ledger.count(newer, (last.commit_seq,))  # of a killed run
+        complete = last.complete and is_equal
+        return self.publish(last.run_id, at=at, complete=complete, watermark=watermark, rebuild=rebuild)
 
     def _tombstone_rows(self, commit: Commit) -> pa.Table:
         tombstones = commit.tombstones

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.emulator import Emulator
+from pipeline.emulator import Emulator, Quirks
 from pipeline.emulator.faults import KINDS
 from pipeline.errors import ServiceUnavailableError
+from pipeline.lake.lake import Lake
+from pipeline.sync.sync import TimeRange
+from schemas.timestamps import now_us
 from tests.soaking import SOAKING
 from tests.sync.sync_harness import SEED, asked, check_equal, synced
 
@@ -55,6 +58,32 @@ async def test_an_outage_keeps_the_watermark(lake: Path) -> None:
         emulator.faults.clear()
         await synced(emulator, lake)
         assert emulator.counts["detail"] < 1.5 * 80
+        check_equal(lake, emulator)
+
+
+@pytest.mark.parametrize("details", [0, 12])
+async def test_an_outage_after_a_switch_of_the_key_takes_no_row_away(lake: Path, details: int) -> None:
+    """When the key of a file becomes its instance all is read again; until then readers keep what they have.
+
+    A publish for another reason, such as a purge, promises nothing.
+    """
+    async with Emulator(20, seed=SEED) as emulator:
+        await synced(emulator, lake)
+    async with Emulator(20, seed=SEED, quirks=Quirks(instances="on")) as emulator:
+        emulator.set_faults(retry_after_seconds=0)
+        emulator.script("503", times=100_000, path="/api/v2/files/", skip=details)
+        options: dict[str, Any] = {"max_concurrency": 4, "max_attempts": 3, "request_timeout_seconds": 5}
+        with pytest.raises(ServiceUnavailableError):
+            await synced(emulator, lake, TimeRange(full=True), accept_new_base_url=True, **options)
+        assert asked(lake, "SELECT value FROM lake_property WHERE name = 'identity'") == [('"file_id"',)]
+        assert asked(lake, "SELECT files FROM snapshot") == [(20,)]
+        assert asked(lake, "SELECT snapshot, state FROM run") == [(1, "done"), (1, "failed")]
+        with Lake(lake, doing="purge") as held:
+            record = held.republish(at=now_us())
+        assert (record.files, record.watermark, record.complete) == (details, None, False)
+        emulator.faults.clear()
+        await synced(emulator, lake)
+        assert asked(lake, "SELECT files FROM snapshot") == [(20,), (details,), (20,)]
         check_equal(lake, emulator)
 
 
