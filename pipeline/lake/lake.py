@@ -149,8 +149,13 @@ class Lake:
 
     @property
     def needs_publish(self) -> bool:
-        """Whether the catalog lacks a commit."""
-        return self.ledger.has_unpublished_commits()
+        """Whether the catalog lacks a commit that readers wait for."""
+        return self.find_complete_snapshot() is None and self.ledger.has_unpublished_commits()
+
+    def find_complete_snapshot(self) -> SnapshotRecord | None:
+        """Return the newest snapshot if it has all files and the ledger has not yet: the key of a file has changed."""
+        last, watermark = self.ledger.last_snapshot(), self.ledger.properties.watermark
+        return last if last is not None and last.watermark is not None and watermark is None else None
 
     def republish(self, *, at: int, rebuild: bool = False) -> SnapshotRecord:
         """Publish the state of the last snapshot again, with the parts and records that the ledger has now.

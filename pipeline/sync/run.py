@@ -313,18 +313,13 @@ class RunSession:
 
     def publish(self, *, complete: bool) -> SnapshotRecord:
         """Publish what the ledger has, and return its snapshot; while all is read again, the one that readers keep."""
-        if (former := self._find_complete_snapshot()) is not None:
+        if (former := self.lake.find_complete_snapshot()) is not None:
             return former
         watermark = self.watermark_us()
         snapshot = self.lake.publish(self.run_id, at=now_us(), complete=complete, watermark=watermark)
         self._published = time.monotonic()
         _log.info("snapshot.published", snapshot=snapshot.snapshot, files=snapshot.files, complete=complete)
         return snapshot
-
-    def _find_complete_snapshot(self) -> SnapshotRecord | None:
-        """Return the newest snapshot if it has all files and the ledger has not yet: the key of a file has changed."""
-        last = self.ledger.last_snapshot()
-        return last if last is not None and last.watermark is not None and self.watermark_us() is None else None
 
     def _is_behind(self) -> bool:
         """Whether the catalog lacks a commit. A lake without commits needs no catalog yet."""
@@ -341,7 +336,7 @@ class RunSession:
 
     def update_record(self, state: str, error: str | None = None) -> RunRecord:
         """Return the run's record at its end."""
-        former = self._find_complete_snapshot()
+        former = self.lake.find_complete_snapshot()
         self.record = replace(
             self._count_so_far(),
             state=state,
