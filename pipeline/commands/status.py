@@ -193,9 +193,10 @@ def _read_last_verification(lake: "duckdb.DuckDBPyConnection") -> bool | None:
 def _update(status: LakeStatus, state: LiveState, runs: int) -> LakeStatus:
     """Return the status with what the ledger knows; it is ahead of the published catalog."""
     properties, freshness, newest = state.properties, status.freshness, next(iter(state.runs), None)
-    if properties.watermark is not None:
-        age = time.time() - properties.watermark
-        freshness = replace(freshness, watermark=_to_instant(properties.watermark * SECOND), age_seconds=age)
+    # None while all is read again: then the watermark of the catalog is wrong.
+    seconds = properties.watermark
+    age, watermark = (None, None) if seconds is None else (time.time() - seconds, _to_instant(seconds * SECOND))
+    freshness = replace(freshness, watermark=watermark, age_seconds=age)
     # None after a rollback: later deletions are unknown again.
     freshness = replace(freshness, last_verify_at=_to_instant(properties.last_verify_at))
     interrupted = None

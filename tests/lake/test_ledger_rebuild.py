@@ -25,7 +25,7 @@ from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import compact_all, merge_all, told
 from tests.lake_copies import copy_lake
 from tests.rows import every
-from tests.sync.sync_harness import asked, check_equal, opened, synced, verified
+from tests.sync.sync_harness import asked, check_equal, opened, synced, tampered, verified
 
 if TYPE_CHECKING:
     from tests.lake.history import History
@@ -72,6 +72,15 @@ def test_a_lost_ledger_comes_back_as_it_was(history: History, tmp_path: Path) ->
     assert differing_rows(history.old.lake, lake) == []
     assert "No watermark yet: the sync that lists all files has not finished." in told(lake, "status")
     assert "cannot be restored" not in told(lake, "rollback", str(numbers[-1]), "--yes")
+
+
+def test_a_watermark_that_the_ledger_has_not_is_promised_by_nothing(history: History, tmp_path: Path) -> None:
+    """While all files are read again the ledger has no watermark, and `status` takes none from the catalog."""
+    lake = copy_lake(history.old.lake, tmp_path / "lake")
+    assert "Everything updated before" in told(lake, "status")
+    with tampered(lake) as ledger:
+        ledger.execute("DELETE FROM lake_property WHERE name = 'watermark'")
+    assert "No watermark yet" in told(lake, "status")
 
 
 def test_a_definition_without_documents_stays(history: History, tmp_path: Path) -> None:
