@@ -114,7 +114,9 @@ class Life:
         """The lake is published as a mirror, as tables, or as both."""
         kinds = [kind for kind, place in (("mirror", self.mirror), ("tables", self.tables)) if place is not None]
         if not self.settings and len(kinds) == 2 and self.rng.random() < 0.6:
-            kinds.remove(self.rng.choice(kinds))
+            # Among the files of a table a first mirror is refused: they are not its own.
+            must_mirror = "mirror" not in self._written and str(self.mirror).startswith(f"{self.tables}/tables/")
+            kinds.remove("tables" if must_mirror else self.rng.choice(kinds))
         options = []
         if "mirror" in kinds:
             options += ["--set", "publish_images=true"] * (self.rng.random() < 0.4)
