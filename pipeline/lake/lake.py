@@ -154,8 +154,9 @@ class Lake:
 
     def find_complete_snapshot(self) -> SnapshotRecord | None:
         """Return the newest snapshot if it has all files and the ledger has not yet: the key of a file has changed."""
-        last, watermark = self.ledger.last_snapshot(), self.ledger.properties.watermark
-        return last if last is not None and last.watermark is not None and watermark is None else None
+        last, properties = self.ledger.last_snapshot(), self.ledger.properties
+        is_read_again = properties.identity == "file_id" and properties.watermark is None
+        return last if is_read_again and last is not None and last.watermark is not None else None
 
     def republish(self, *, at: int, rebuild: bool = False) -> SnapshotRecord:
         """Publish the state of the last snapshot again, with the parts and records that the ledger has now.
@@ -166,7 +167,7 @@ class Lake:
         if last is None:
             return self.publish("", at=at, complete=False, watermark=None)
         newer = "SELECT EXISTS (SELECT 1 FROM file_version WHERE commit_seq > ?)"
-        watermark = None if self.ledger.properties.watermark is None else last.watermark  # None: all is read again
+        watermark = last.watermark if self.find_complete_snapshot() is None else None
         is_equal = watermark == last.watermark and not self.ledger.count(newer, (last.commit_seq,))  # of a killed run
         complete = last.complete and is_equal
         return self.publish(last.run_id, at=at, complete=complete, watermark=watermark, rebuild=rebuild)
