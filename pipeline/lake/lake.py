@@ -141,11 +141,10 @@ class Lake:
 
     @property
     def next_snapshot(self) -> int:
-        """Number of the snapshot that the next publish writes: the last one, if that has all rows."""
-        last = self.ledger.last_snapshot()
-        if last is None or self.ledger.properties.has_unpublished_rows:
-            return self.ledger.next_snapshot()
-        return last.snapshot
+        """Number of the snapshot that readers see after a run: the last one, if that has all rows or stays."""
+        is_behind = self.ledger.properties.has_unpublished_rows
+        last = self.find_complete_snapshot() if is_behind else self.ledger.last_snapshot()
+        return self.ledger.next_snapshot() if last is None else last.snapshot
 
     @property
     def needs_publish(self) -> bool:

@@ -313,12 +313,12 @@ class RunSession:
 
     def publish(self, *, complete: bool) -> SnapshotRecord:
         """Publish what the ledger has, and return its snapshot; while all is read again, the one that readers keep."""
-        if (former := self.lake.find_complete_snapshot()) is not None:
-            return former
-        watermark = self.watermark_us()
-        snapshot = self.lake.publish(self.run_id, at=now_us(), complete=complete, watermark=watermark)
+        snapshot = self.lake.find_complete_snapshot()
+        if snapshot is None:
+            watermark = self.watermark_us()
+            snapshot = self.lake.publish(self.run_id, at=now_us(), complete=complete, watermark=watermark)
+            _log.info("snapshot.published", snapshot=snapshot.snapshot, files=snapshot.files, complete=complete)
         self._published = time.monotonic()
-        _log.info("snapshot.published", snapshot=snapshot.snapshot, files=snapshot.files, complete=complete)
         return snapshot
 
     def _is_behind(self) -> bool:
@@ -336,13 +336,12 @@ class RunSession:
 
     def update_record(self, state: str, error: str | None = None) -> RunRecord:
         """Return the run's record at its end."""
-        former = self.lake.find_complete_snapshot()
         self.record = replace(
             self._count_so_far(),
             state=state,
             ended_at=now_us(),
             watermark=self.watermark_us(),
-            snapshot=self.lake.next_snapshot if former is None else former.snapshot,
+            snapshot=self.lake.next_snapshot,
             error=error,
         )
         return self.record
