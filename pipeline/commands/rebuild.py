@@ -9,7 +9,7 @@ from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
 from pipeline.maintenance.ray_tasks import open_ray
-from pipeline.maintenance.rebuild import RebuildResult, rebuild, run_here
+from pipeline.maintenance.rebuild import RebuildResult, rebuild
 from pipeline.maintenance.writable_lake import open_writable_lake
 
 GROUP: Final = "Maintain the lake"
@@ -30,7 +30,7 @@ def run(
     All tables change in one new snapshot. The former parts stay on disk for retention_hours.
     """
     settings = context.settings()
-    cluster = nullcontext(run_here) if on is None else open_ray(on)
+    cluster = nullcontext() if on is None else open_ray(on)
     with cluster as run_tasks, open_writable_lake(settings, "rebuild") as lake:
         result = rebuild(lake, run_tasks)
     text = (

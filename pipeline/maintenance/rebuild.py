@@ -7,8 +7,11 @@ by a task and the rows of one part per table. The new parts are registered in on
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Final, TypeAlias
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +27,7 @@ from pipeline.lake.part_rows import (
     select_tombstones,
 )
 from pipeline.lake.parts import RAW_TABLE, RowBuffer
+from pipeline.worker_process import WorkerProcess, serve
 from schemas.tables import (
     BY_NAME,
     COMMIT_SEQ_COLUMN,
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
 
 _TASK_FILES: Final = 2_000  # 0.2 seconds of work; a cluster needs some milliseconds for a task
 _TASK_BYTES: Final = 32 * 1024**2  # of documents, decoded; only a single batch can exceed it
+_TASKS_AHEAD: Final = 2  # of the one whose rows are written
 _FILES_PER_PART: Final = 50_000
 _DEFINITIONS: Final = frozenset({WORKFLOW_DEFINITIONS.name, WORKFLOW_DEFINITION_STEPS.name})
 
@@ -96,9 +101,32 @@ def run_here(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
     return map(FlattenTask.run, tasks)
 
 
-def rebuild(lake: Lake, run_tasks: RunTasks = run_here, *, damaged: Collection[str] = ()) -> RebuildResult:
+def run_beside(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
+    """Run the tasks in a second process, while this one reads documents and writes rows."""
+    code = f"from {__name__} import serve_tasks; serve_tasks()"
+    with closing(WorkerProcess("flatten", code)) as worker, ThreadPoolExecutor(1) as thread:
+        pending: deque[Future[Any]] = deque()
+        try:
+            for task in tasks:
+                pending.append(thread.submit(worker.exchange, task))
+                if len(pending) > _TASKS_AHEAD:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            thread.shutdown(wait=False, cancel_futures=True)
+            worker.kill()  # after an error it may be at work
+
+
+def serve_tasks() -> None:
+    """Run the tasks that come through the pipe: the main function of the second process."""
+    serve(FlattenTask.run)
+
+
+def rebuild(lake: Lake, run_tasks: RunTasks | None = None, *, damaged: Collection[str] = ()) -> RebuildResult:
     """Write the rows of all tables again as new parts, and publish them in a new snapshot.
 
+    Without `run_tasks` they run in a second process, unless there is only one.
     `damaged` are names of parts that must not be read: definitions without a document are lost then. Raises
     `LakeCorruptedError` if documents/ has gaps; then nothing has changed.
     """
@@ -114,6 +142,8 @@ def rebuild(lake: Lake, run_tasks: RunTasks = run_here, *, damaged: Collection[s
     deleted_files: set[int] = set()
     definitions = DefinitionIndex(ledger)
     files = 0
+    if run_tasks is None:
+        run_tasks = run_beside if ledger.count_files() > _TASK_FILES else run_here
     try:
         for flat in run_tasks(_list_tasks(lake, raw, rows, definitions, deleted_files)):
             if flat.rejects:

@@ -19,7 +19,7 @@ from pipeline.findings import Severity
 from pipeline.lake.lake import Lake
 from pipeline.maintenance import ray_tasks
 from pipeline.maintenance import rebuild as rebuild_module
-from pipeline.maintenance.rebuild import FlattenedRows, FlattenTask, RebuildResult, RunTasks, rebuild, run_here
+from pipeline.maintenance.rebuild import FlattenedRows, FlattenTask, RebuildResult, RunTasks, rebuild
 from schemas import tables
 from schemas.file_versions import FileVersion
 from tests.findings import lines_of
@@ -46,7 +46,7 @@ def lake(history: History, tmp_path: Path) -> Path:
     return copy_lake(history.old.lake, tmp_path / "lake")
 
 
-def rebuilt(lake: Path, run_tasks: RunTasks = run_here) -> RebuildResult:
+def rebuilt(lake: Path, run_tasks: RunTasks | None = None) -> RebuildResult:
     """Rebuild as the command does."""
     with Lake(lake, doing="rebuild") as held:
         return rebuild(held, run_tasks)
