@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.child_commands import create_child_error, run_command, write_line
-from pipeline.config import token_variable
+from pipeline.config import SettingsLayers, token_variable
 from pipeline.lake.reader import open_catalog
-from pipeline.settings import PREFIX, Settings
+from pipeline.settings import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,8 @@ def open_lake(folder: Path | str = "lake") -> Iterator[duckdb.DuckDBPyConnection
 
     Raises `SettingsError` if there is none, and the errors of DuckDB for wrong SQL.
     """
-    with open_catalog(Settings(lake=Path(folder))) as lake:
+    settings = SettingsLayers(None, None, (("flag", {"lake": Path(folder)}),)).settings()
+    with open_catalog(settings) as lake:
         yield lake
 
 

@@ -208,10 +208,11 @@ def _describe_types(command: Any) -> Any:
     """Name the types of a command's options in plain words: NUMBER, not `<float range>`; nothing for a flag."""
     for parameter in command.params:
         if parameter.param_type_name == "argument":
-            parameter.display_type_rich = lambda ctx: ""  # noqa: ARG005 - its name is enough
+            parameter.type = copy.copy(parameter.type)
+            parameter.type.get_metavar = lambda param, ctx: ""  # noqa: ARG005 - its name is enough
         elif parameter.metavar is None:
             is_flag = parameter.is_flag or parameter.count
-            parameter.metavar = "" if is_flag else _TYPE_NAMES.get(parameter.type_descriptor.annotation)
+            parameter.metavar = "" if is_flag else TYPE_NAMES.get(parameter.type.name)
     make_help_option = command.get_help_option
 
     def get_help_option(ctx: Any) -> Any:  # typer makes this option late
@@ -223,7 +224,14 @@ def _describe_types(command: Any) -> Any:
     return command
 
 
-_TYPE_NAMES: Final = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
+TYPE_NAMES: Final = {
+    "int": "INTEGER",
+    "int range": "INTEGER",
+    "float": "NUMBER",
+    "float range": "NUMBER",
+    "str": "TEXT",
+    "path": "PATH",
+}
 _EPILOG: Final = (
     "Global options, such as --config, --lake, --set, --json and --quiet: see `scanlake --help`. "
     f"Exit codes: {', '.join(f'{code} {meaning}' for code, meaning in sorted(EXIT_CODE_MEANINGS.items()))}. "
@@ -359,11 +367,14 @@ def _to_failure(error: BaseException, arguments: Sequence[str]) -> ScanlakeError
     return to_scanlake_error(error)
 
 
+_TYPE_IN_MESSAGE: Final = re.compile(r"\b(int|float)( range)?(?=\.$)")
+
+
 def _usage_error(error: TyperException, arguments: Sequence[str]) -> SettingsError:
     if getattr(error, "option_name", None) == "--token":
         return _TOKEN_ON_COMMAND_LINE
     similar = getattr(error, "possibilities", None)
-    message = getattr(error, "message", "") if similar else error.format_message().replace("Value error, ", "")
+    message = getattr(error, "message", "") if similar else _TYPE_IN_MESSAGE.sub("number", error.format_message())
     question = f" Did you mean {similar[0]}?" if similar else ""
     names = [" ".join(arguments[:words]) for words in (2, 1)]
     path = " ".join([NAME, *[name for name in names if name in COMMANDS][:1]])

@@ -15,10 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
-from pydantic import ValidationError
 
 from pipeline.errors import SettingsError
-from pipeline.settings import PATH_SETTINGS, PREFIX, SECRET_SETTINGS, TOKEN_VARIABLE, Settings, token_hint
+from pipeline.settings import (
+    PATH_SETTINGS,
+    PREFIX,
+    SECRET_SETTINGS,
+    SETTINGS,
+    TOKEN_VARIABLE,
+    Settings,
+    token_hint,
+    validate_settings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -53,17 +61,17 @@ class SettingsLayers(Struct, frozen=True):
 
     def settings(self) -> Settings:
         """Validate and return the settings. Raises `SettingsError` that names every problem with its origin."""
-        try:
-            return Settings(**self.merge())
-        except ValidationError as error:
-            problems = error.errors(include_input=False)
-            text = "; ".join(map(self._format_problem, problems))
+        problems: list[tuple[str, str]] = []
+        settings = validate_settings(self.merge(), problems)
+        if problems:
+            text = "; ".join(self._format_problem(*problem) for problem in problems)
             text = text.replace("unknown", "Unknown", 1) if text.startswith("unknown") else text
-            raise SettingsError(text if text.endswith("?") else f"{text}.") from None
+            raise SettingsError(text if text.endswith("?") else f"{text}.")
+        return settings
 
     def merge(self) -> dict[str, Any]:
         """Return the merged values, not validated. What sources share gets a path for each: scanlake-north.log."""
-        default: Path = Settings.model_fields["lake"].default
+        default: Path = SETTINGS["lake"].default
         # Beside the settings file, whatever the current folder is.
         merged = {"lake": default if self.path is None else self.path.parent / default}
         merged |= {name: value for _, values in self.layers for name, value in values.items()}
@@ -76,11 +84,10 @@ class SettingsLayers(Struct, frozen=True):
                 merged[name] = own
         return merged
 
-    def _format_problem(self, problem: Any) -> str:
-        message = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-        if not problem["loc"]:
-            return message
-        name, prefix = str(problem["loc"][0]), ""
+    def _format_problem(self, name: str, problem: str) -> str:
+        if not name:
+            return problem
+        prefix = ""
         match self.origin(name):
             case "flag":
                 key = f"--{name.replace('_', '-')}" if name in _GLOBAL_OPTIONS else f"--set {name}"
@@ -92,9 +99,9 @@ class SettingsLayers(Struct, frozen=True):
                 key = f"{name} ({self.path})"
             case _:
                 key = name
-        if problem["type"] != "extra_forbidden":
-            return f"{key} {message}"
-        similar = difflib.get_close_matches(name, Settings.model_fields, n=1, cutoff=0.4)
+        if name in SETTINGS:
+            return f"{key} {problem}"
+        similar = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.4)
         known = f", did you mean {prefix}{similar[0].upper() if prefix else similar[0]}?" if similar else ""
         return f"unknown setting {key}{known}"
 

@@ -74,7 +74,7 @@ class CommandContext(GlobalOptions, frozen=True):
         """Validate the settings and start the log file. Raises `SettingsError`."""
         settings = layers.settings()
         if settings.token is not None:
-            logs.register_secrets(settings.token.get_secret_value())
+            logs.register_secrets(settings.token.reveal())
         logs.configure(self.log_level, as_json=self.log_json, file=settings.log_file)
         return settings
 

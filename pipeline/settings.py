@@ -11,30 +11,25 @@ import json
 import re
 import stat
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+import msgspec
+from msgspec import Meta, Struct
 
 from pipeline.errors import SettingsError, refuse_unreadable
 from pipeline.logs import get_logger
-from pipeline.tokens import find_token_problem
+from pipeline.tokens import Secret, find_token_problem
 from pipeline.urls import API_PREFIX, normalize_base_url, parse_store_url, validate_proxy_url, validate_url
 from schemas.includes import INCLUDES, Include
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pydantic.fields import FieldInfo
 
 PREFIX: Final = "SCANLAKE_"
 TOKEN_VARIABLE: Final = "SCANLAKE_TOKEN"  # noqa: S105 - the variable's name, not a token
 _DAY_SECONDS: Final = 86_400
 _log = get_logger()
 
-Seconds = Annotated[float, Field(gt=0, le=_DAY_SECONDS)]
-KeepCount = Annotated[int, Field(ge=0, le=10_000)]
+_COUNT: Final = Meta(ge=0, le=10_000)
 _KEEP_NEWEST_OF: Final = "Also keep the newest snapshot of each of the last N {} (UTC) that have one. 0: none."
 
 
@@ -59,19 +54,22 @@ def _parse_includes(names: Any) -> Any:
     return names
 
 
+def _sort_includes(names: tuple[Include, ...]) -> tuple[Include, ...]:
+    return tuple(name for name in INCLUDES if name in names)
+
+
 def _check_path_has_no_pattern(path: Any) -> Any:
     """Return the path of a folder unchanged. DuckDB reads some characters as a pattern."""
     if isinstance(path, str) and not path.strip():
         raise ValueError("is empty; give a folder, or . for the current folder")
-    if path is not None and re.search(r"[*?\[\\]", str(Path(path).absolute())):
+    if isinstance(path, str | Path) and re.search(r"[*?\[\\]", str(Path(path).absolute())):
         raise ValueError("contains * ? [ or \\, which DuckDB reads as a pattern; use another folder")
     return path
 
 
-def _check_notify_url(url: SecretStr | None) -> SecretStr | None:
+def _check_notify_url(url: Secret) -> Secret:
     """Return the URL unchanged. It can have a query."""
-    if url is not None:
-        validate_url(url.get_secret_value().partition("?")[0])
+    validate_url(url.reveal().partition("?")[0])
     return url
 
 
@@ -83,179 +81,268 @@ def _resolve_parents(path: Path) -> Path:
     return Path(*path.parts[:end]).resolve().joinpath(*path.parts[end:])
 
 
-class Settings(BaseModel):
-    """Every setting of scanlake. `config.load` builds it; the class itself reads no files and no environment."""
+class Rule(Struct, frozen=True):
+    """What else is declared of a setting: an example if it has no default, and more about its values.
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False, validate_default=True
-    )
+    `kind` is what a value must be. `prepare` changes a value before its type is checked, `check` changes one of the
+    type; both raise `ValueError`.
+    """
 
-    base_url: Annotated[str, AfterValidator(_check_base_url)] | None = Field(
-        default=None,
-        description="Base URL of the service; a final /api/v2 is ignored. Must be https, except on this machine.",
-        examples=["https://service.example"],
-    )
-    token: SecretStr | None = Field(default=None, description="Token of the service. Only from SCANLAKE_TOKEN.")
-    token_file: Path | None = Field(
-        default=None, description="File that contains only the token.", examples=["/etc/scanlake/token"]
-    )
-    token_location: Literal["query", "header"] = Field(
-        default="query",
-        description='Where the token is sent: "query" (as the API describes) or "header" (not in URLs).',
-    )
-    lake: Annotated[Path, BeforeValidator(_check_path_has_no_pattern), AfterValidator(_resolve_parents)] = Field(
-        default=Path("lake"),
-        description="Folder of the lake, by default beside the settings file. Readers open its catalog.duckdb.",
-    )
-    log_file: Path | None = Field(
-        default=None,
-        description="Log file: JSON lines with tracebacks, mode 600, limited in size.",
-        examples=["scanlake.log"],
-    )
+    example: Any = None
+    kind: str = ""
+    prepare: Callable[[Any], Any] | None = None
+    check: Callable[[Any], Any] | None = None
 
-    fetch_details: Literal["changed", "always", "never"] = Field(
-        default="changed",
-        description='Files whose details are fetched: "changed", "always" or "never" (lists only, far fewer calls).',
-    )
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Every setting of scanlake: type, bounds, description and default. None as the default: it can be unset.
+
+    `validate_settings` builds it; the class itself checks no single value.
+    """
+
+    base_url: Annotated[
+        str | None,
+        "Base URL of the service; a final /api/v2 is ignored. Must be https, except on this machine.",
+        Rule("https://service.example", check=_check_base_url),
+    ] = None
+    token: Annotated[Secret | None, "Token of the service. Only from SCANLAKE_TOKEN."] = None
+    token_file: Annotated[Path | None, "File that contains only the token.", Rule("/etc/scanlake/token")] = None
+    token_location: Annotated[
+        Literal["query", "header"],
+        'Where the token is sent: "query" (as the API describes) or "header" (not in URLs).',
+    ] = "query"  # noqa: S105 - a place, not a token
+    lake: Annotated[
+        Path,
+        "Folder of the lake, by default beside the settings file. Readers open its catalog.duckdb.",
+        Rule(prepare=_check_path_has_no_pattern, check=_resolve_parents),
+    ] = Path("lake")
+    log_file: Annotated[
+        Path | None, "Log file: JSON lines with tracebacks, mode 600, limited in size.", Rule("scanlake.log")
+    ] = None
+
+    fetch_details: Annotated[
+        Literal["changed", "always", "never"],
+        'Files whose details are fetched: "changed", "always" or "never" (lists only, far fewer calls).',
+    ] = "changed"
     includes: Annotated[
         tuple[Include, ...],
-        BeforeValidator(_parse_includes),
-        AfterValidator(lambda names: tuple(name for name in INCLUDES if name in names)),
-    ] = Field(
-        default=INCLUDES,
-        description="Parts of the list items: uploads, geocoding, forms, fields, locations, workflows; or all, or none."
+        "Parts of the list items: uploads, geocoding, forms, fields, locations, workflows; or all, or none."
         " As an option or a variable separated by commas. geocoding requires uploads.",
-    )
-    lang: Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z]{2,4})?$")] | None = Field(
-        default=None,
-        description="Language of the service's texts. Fixed once the lake contains files.",
-        examples=["en"],
-    )
+        Rule(prepare=_parse_includes, check=_sort_includes),
+    ] = INCLUDES
+    lang: Annotated[
+        str | None,
+        Meta(pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z]{2,4})?$"),
+        "Language of the service's texts. Fixed once the lake contains files.",
+        Rule("en", kind="a language such as en or pt-BR"),
+    ] = None
 
-    max_concurrency: int = Field(
-        default=512,
-        ge=1,
-        le=512,
-        description="Maximum number of concurrent requests. Beyond 64 scanlake goes only while throughput gains.",
-    )
-    proxy: Annotated[str, AfterValidator(validate_proxy_url)] | None = Field(
-        default=None,
-        description="Proxy for the service, https only. Proxy variables of the environment are ignored.",
-        examples=["http://proxy.example:3128"],
-    )
-    max_requests_per_second: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
-        default=None,
-        description="Maximum request rate. Unset: scanlake adapts the rate to the service.",
-        examples=[50.0],
-    )
-    request_timeout_seconds: Seconds = Field(
-        default=300,
-        description="Time limit of one request with all attempts, in seconds, but for pauses that the service wants.",
-    )
-    max_duration_seconds: Annotated[float, Field(gt=0, le=30 * _DAY_SECONDS)] | None = Field(
-        default=None,
-        description="Time limit of reading the list and what it names, in seconds. A sync stops cleanly with exit code "
+    max_concurrency: Annotated[
+        int,
+        Meta(ge=1, le=512),
+        "Maximum number of concurrent requests. Beyond 64 scanlake goes only while throughput gains.",
+    ] = 512
+    proxy: Annotated[
+        str | None,
+        "Proxy for the service, https only. Proxy variables of the environment are ignored.",
+        Rule("http://proxy.example:3128", check=validate_proxy_url),
+    ] = None
+    max_requests_per_second: Annotated[
+        float | None,
+        Meta(gt=0, le=10_000),
+        "Maximum request rate. Unset: scanlake adapts the rate to the service.",
+        Rule(50.0),
+    ] = None
+    request_timeout_seconds: Annotated[
+        float,
+        Meta(gt=0, le=_DAY_SECONDS),
+        "Time limit of one request with all attempts, in seconds, but for pauses that the service wants.",
+    ] = 300
+    max_duration_seconds: Annotated[
+        float | None,
+        Meta(gt=0, le=30 * _DAY_SECONDS),
+        "Time limit of reading the list and what it names, in seconds. A sync stops cleanly with exit code "
         "0; the next one continues. Unset: no limit.",
-        examples=[3600.0],
-    )
+        Rule(3600.0),
+    ] = None
 
-    lookback_seconds: float = Field(
-        default=600,
-        ge=0,
-        le=30 * _DAY_SECONDS,
-        description="Seconds before the last watermark that a run reads again, because the service can commit late.",
-    )
-    verify_every_days: float = Field(
-        default=7, ge=0, le=3650, description="Days between verifications, which detect deletions. 0: only on request."
-    )
+    lookback_seconds: Annotated[
+        float,
+        Meta(ge=0, le=30 * _DAY_SECONDS),
+        "Seconds before the last watermark that a run reads again, because the service can commit late.",
+    ] = 600
+    verify_every_days: Annotated[
+        float, Meta(ge=0, le=3650), "Days between verifications, which detect deletions. 0: only on request."
+    ] = 7
 
-    keep_snapshots: int = Field(
-        default=3, ge=1, le=10_000, description="Newest snapshots to keep, the current one included."
-    )
-    keep_daily: KeepCount = Field(default=3, description=_KEEP_NEWEST_OF.format("days"))
-    keep_weekly: KeepCount = Field(default=0, description=_KEEP_NEWEST_OF.format("ISO weeks"))
-    keep_monthly: KeepCount = Field(default=0, description=_KEEP_NEWEST_OF.format("months"))
-    retention_hours: float = Field(
-        default=24,
-        ge=0,
-        le=24 * 3650,
-        description="Hours that replaced parts stay on disk and on a target, for readers that still use them.",
-    )
-    keep_raw_versions: Annotated[int, Field(ge=1)] | None = Field(
-        default=None,
-        description="Versions of each file to keep in documents/, from which `rebuild` makes the tables. Unset: all.",
-        examples=[2],
-    )
+    keep_snapshots: Annotated[int, Meta(ge=1, le=10_000), "Newest snapshots to keep, the current one included."] = 3
+    keep_daily: Annotated[int, _COUNT, _KEEP_NEWEST_OF.format("days")] = 3
+    keep_weekly: Annotated[int, _COUNT, _KEEP_NEWEST_OF.format("ISO weeks")] = 0
+    keep_monthly: Annotated[int, _COUNT, _KEEP_NEWEST_OF.format("months")] = 0
+    retention_hours: Annotated[
+        float,
+        Meta(ge=0, le=24 * 3650),
+        "Hours that replaced parts stay on disk and on a target, for readers that still use them.",
+    ] = 24
+    keep_raw_versions: Annotated[
+        int | None,
+        Meta(ge=1),
+        "Versions of each file to keep in documents/, from which `rebuild` makes the tables. Unset: all.",
+        Rule(2),
+    ] = None
 
-    publish_to: Annotated[str, AfterValidator(parse_store_url)] | None = Field(
-        default=None,
-        description="Target of `scanlake publish`: file://, or s3://, gs://, az:// (with `pip install obstore`).",
-        examples=["s3://bucket/lake"],
-    )
-    publish_after_sync: bool = Field(
-        default=False,
-        description="Publish to `publish_to` after every sync. A failed publish fails no sync; the next one retries.",
-    )
-    publish_images: bool = Field(default=False, description="Also publish the images that the lake has.")
-    iceberg_location: str | None = Field(
-        default=None,
-        description="URL below which the Iceberg tables are. Unset: the one of --iceberg, or as the catalog chooses. "
+    publish_to: Annotated[
+        str | None,
+        "Target of `scanlake publish`: file://, or s3://, gs://, az:// (with `pip install obstore`).",
+        Rule("s3://bucket/lake", check=parse_store_url),
+    ] = None
+    publish_after_sync: Annotated[
+        bool, "Publish to `publish_to` after every sync. A failed publish fails no sync; the next one retries."
+    ] = False
+    publish_images: Annotated[bool, "Also publish the images that the lake has."] = False
+    iceberg_location: Annotated[
+        str | None,
+        "URL below which the Iceberg tables are. Unset: the one of --iceberg, or as the catalog chooses. "
         "The catalog is the one named scanlake in the configuration of pyiceberg; without one iceberg.json names them.",
-        examples=["s3://bucket/lake"],
-    )
-    iceberg_namespace: str = Field(
-        default="scanlake",
-        pattern=r"^[a-z][a-z0-9_]{0,62}$",
-        description="Namespace of the Iceberg tables in the catalog. Each lake needs its own.",
-    )
+        Rule("s3://bucket/lake"),
+    ] = None
+    iceberg_namespace: Annotated[
+        str,
+        Meta(pattern=r"^[a-z][a-z0-9_]{0,62}$"),
+        "Namespace of the Iceberg tables in the catalog. Each lake needs its own.",
+        Rule(kind="a name of small letters, digits and _, with a letter first"),
+    ] = "scanlake"
 
-    images_after_sync: bool = Field(
-        default=False,
-        description="Fetch the images of new uploads after every sync, as `scanlake images` does. A failure fails no "
+    images_after_sync: Annotated[
+        bool,
+        "Fetch the images of new uploads after every sync, as `scanlake images` does. A failure fails no "
         "sync; the next one retries.",
-    )
-    images_thumbnails: bool = Field(default=False, description="Also fetch the thumbnails.")
+    ] = False
+    images_thumbnails: Annotated[bool, "Also fetch the thumbnails."] = False
 
-    query_memory_bytes: Annotated[int, Field(ge=100_000_000)] = Field(
-        default=2_000_000_000,
-        description="Memory that one query may use, in bytes; on disk it may use four times as much.",
-    )
+    query_memory_bytes: Annotated[
+        int, Meta(ge=100_000_000), "Memory that one query may use, in bytes; on disk it may use four times as much."
+    ] = 2_000_000_000
 
-    metrics_file: Path | None = Field(
-        default=None,
-        description="Metrics file in Prometheus text format, written after every sync. "
+    metrics_file: Annotated[
+        Path | None,
+        "Metrics file in Prometheus text format, written after every sync. "
         "With several sources: -NAME before the extension.",
-        examples=["/var/lib/node_exporter/scanlake.prom"],
-    )
-    notify_url: Annotated[SecretStr | None, AfterValidator(_check_notify_url)] = Field(
-        default=None,
-        description="URL that receives JSON (POST): one alert per kind of failure, the recovery, and successes. "
+        Rule("/var/lib/node_exporter/scanlake.prom"),
+    ] = None
+    notify_url: Annotated[
+        Secret | None,
+        "URL that receives JSON (POST): one alert per kind of failure, the recovery, and successes. "
         "Must be https, except on this machine.",
-        examples=["https://monitor.example/hooks/scanlake"],
-    )
+        Rule("https://monitor.example/hooks/scanlake", check=_check_notify_url),
+    ] = None
 
-    @model_validator(mode="after")
-    def _check_publish_target(self) -> Self:
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for settings that do not go together."""
         if self.publish_after_sync and self.publish_to is None:
             raise ValueError("publish_after_sync requires publish_to; add publish_to")
-        return self
-
-    @model_validator(mode="after")
-    def _check_geocoding(self) -> Self:
         if "geocoding" in self.includes and "uploads" not in self.includes:
             raise ValueError("includes: geocoding requires uploads; add uploads")
-        return self
 
 
-SECRET_SETTINGS: Final = frozenset(
-    name for name, field in Settings.model_fields.items() if SecretStr in get_args(field.annotation)
-)
+class Setting(Struct, frozen=True):
+    """A setting as `Settings` declares it. `type` is the one of a value that is set."""
+
+    type: Any
+    default: Any
+    bounds: Meta
+    description: str
+    rule: Rule
+
+    @property
+    def kind(self) -> str:
+        """What a value must be."""
+        return self.rule.kind or _describe_type(self.type, self.bounds)
+
+    def parse(self, value: Any) -> Any:
+        """Return a value of the type. Raises `ValueError` with a text that follows the setting's name."""
+        if value is None and self.default is None:
+            return None
+        if self.rule.prepare is not None:
+            value = self.rule.prepare(value)
+        if isinstance(value, str) and self.type in {bool, int, float}:
+            value = _BOOLEAN_WORDS.get(value.strip().lower(), value.strip())
+        try:
+            value = msgspec.convert(value, Annotated[self.type, self.bounds], strict=False, dec_hook=_build)
+        except msgspec.ValidationError:
+            raise ValueError(f"must be {self.kind}") from None
+        return value if self.rule.check is None else self.rule.check(value)
+
+
+_BOOLEAN_WORDS: Final = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+
+
+def _build(kind: type, value: Any) -> Any:
+    """Return a path or a secret. msgspec reports what is raised here as a value of another type."""
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, str):
+        raise ValueError  # noqa: TRY004 - msgspec expects it
+    return kind(value)
+
+
+def _describe_type(kind: Any, bounds: Meta) -> str:
+    if get_origin(kind) is tuple:
+        return f"a list of {_describe_type(get_args(kind)[0], bounds)}"
+    if get_origin(kind) is Literal:
+        *names, last = map(repr, get_args(kind))
+        return f"{', '.join(names)} or {last}"
+    name = {bool: "true or false", int: "a whole number", float: "a number", Path: "a path"}.get(kind, "a text")
+    if bounds.gt is not None:
+        return f"{name} above {bounds.gt:,}, at most {bounds.le:,}"
+    if bounds.ge is None:
+        return name
+    return f"{name} of at least {bounds.ge:,}" if bounds.le is None else f"{name} from {bounds.ge:,} to {bounds.le:,}"
+
+
+def _read_declarations() -> dict[str, Setting]:
+    hints = get_type_hints(Settings, include_extras=True)
+    defaults = zip(Settings.__struct_fields__, Settings.__struct_defaults__, strict=True)
+    return {name: _read_declaration(*get_args(hints[name]), default=default) for name, default in defaults}
+
+
+def _read_declaration(kind: Any, *declared: Any, default: Any) -> Setting:
+    parts = {type(part): part for part in declared}
+    return Setting(
+        type=get_args(kind)[0] if default is None else kind,  # without None
+        default=default,
+        bounds=parts.get(Meta, Meta()),
+        description=parts[str],
+        rule=parts.get(Rule, Rule()),
+    )
+
+
+SETTINGS: Final = _read_declarations()
+"""The settings by name, in their order."""
+
+SECRET_SETTINGS: Final = frozenset(name for name, setting in SETTINGS.items() if setting.type is Secret)
 """Settings that no command line may contain, and whose values are redacted."""
 
-PATH_SETTINGS: Final = frozenset(
-    name for name, field in Settings.model_fields.items() if Path in {field.annotation, *get_args(field.annotation)}
-)
+PATH_SETTINGS: Final = frozenset(name for name, setting in SETTINGS.items() if setting.type is Path)
 """Settings that are paths: in the settings file they start at its folder."""
+
+
+def validate_settings(values: Mapping[str, Any], problems: list[tuple[str, str]]) -> Settings:
+    """Return the settings with these values, and defaults for the others. Adds name and text of every problem.
+
+    The name is empty if settings do not go together. A wrong value is replaced by its default.
+    """
+    valid = {}
+    for name, value in values.items():
+        try:
+            valid[name] = SETTINGS[name].parse(value)
+        except (KeyError, ValueError) as error:
+            problems.append((name, str(error)))
+    try:
+        return Settings(**valid)
+    except ValueError as error:
+        problems.append(("", str(error)))
+        return Settings()
 
 
 def require_base_url(settings: Settings) -> str:
@@ -271,7 +358,7 @@ def require_base_url(settings: Settings) -> str:
 def load_token(settings: Settings, *, variable: str = TOKEN_VARIABLE) -> str:
     """Return the token from `variable` of the environment or from `token_file`. Raises `SettingsError`."""
     if settings.token is not None:
-        return validate_token(settings.token.get_secret_value(), variable)
+        return validate_token(settings.token.reveal(), variable)
     hint = token_hint(variable)
     if settings.token_file is None:
         raise SettingsError("No token is set.", hint=hint)
@@ -338,22 +425,16 @@ _EXAMPLE: Final = """\
 def render_settings_file(values: Mapping[str, Any]) -> str:
     """Return a settings file in which `values` are set and all other settings are comments."""
     lines = [*_comment(_HEAD)]
-    for name, field in Settings.model_fields.items():
+    for name, setting in SETTINGS.items():
         if name == "token":
             continue
         if name in SECTIONS:
             lines += ["", f"# --- {SECTIONS[name]} {'-' * (_WIDTH - 7 - len(SECTIONS[name]))}"]
-        lines += ["", *_comment(field.description or "")]
-        lines.append(
-            f"{name} = {_to_toml(values[name])}" if name in values else f"#{name} = {_to_toml(_example_value(field))}"
-        )
+        lines += ["", *_comment(setting.description)]
+        example = setting.rule.example if setting.default is None else setting.default
+        lines.append(f"{name} = {_to_toml(values[name])}" if name in values else f"#{name} = {_to_toml(example)}")
     lines += ["", f"# --- Sources {'-' * (_WIDTH - 14)}", "", *_comment(_SOURCES), "#"]
     return "\n".join(lines) + "\n" + _EXAMPLE
-
-
-def _example_value(field: FieldInfo) -> Any:
-    """Return the default, or an example if the default is None."""
-    return field.default if field.default is not None else (field.examples or [""])[0]
 
 
 def _comment(text: str) -> list[str]:

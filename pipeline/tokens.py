@@ -15,6 +15,17 @@ _TOKEN_PREFIX: Final = "SCANLAKE_TOKEN"  # noqa: S105 - the variable's name, not
 _NOT_TOKEN_VARIABLES: Final = frozenset({"SCANLAKE_TOKEN_FILE", "SCANLAKE_TOKEN_LOCATION"})
 
 
+class Secret:
+    """A text that no repr and no message shows."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """Return the text."""
+        return self._text
+
+
 def tokens_in_environment() -> list[str]:
     """Return the tokens in the environment, of all sources. No command-line argument may contain one."""
     return [

@@ -6,8 +6,8 @@ exactly and do not depend on a session's zone. Arrow and SQLite store the same i
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 import time
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -134,4 +134,4 @@ def now_us() -> int:
 
 def new_run_id() -> str:
     """Return a unique id of a run or job that sorts by time: `20261121T031500Z-3f9a1c`."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.urandom(3).hex()}"

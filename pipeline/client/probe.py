@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from pipeline.client.calls import MAX_ATTEMPTS
 from pipeline.client.client import create_client
@@ -39,7 +40,7 @@ async def probe_service(settings: Settings, token: str, *, is_quick: bool = True
     """
     seconds = min(settings.request_timeout_seconds, _QUICK_SECONDS) if is_quick else settings.request_timeout_seconds
     attempts = _QUICK_ATTEMPTS if is_quick else MAX_ATTEMPTS
-    limited = settings.model_copy(update={"request_timeout_seconds": seconds})
+    limited = replace(settings, request_timeout_seconds=seconds)
     async with create_client(limited, token, max_attempts=attempts) as client:
         started = time.monotonic()
         try:

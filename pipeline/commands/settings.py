@@ -7,14 +7,14 @@ from typing import Annotated, Any, Final
 
 import typer
 from msgspec import Struct
-from pydantic import SecretStr
 
 from pipeline.config import source_names
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.logs import REDACTED, redact
-from pipeline.settings import Settings, render_settings_file
+from pipeline.settings import SETTINGS, render_settings_file
 from pipeline.text_tables import format_table
+from pipeline.tokens import Secret
 
 GROUP: Final = "Set up"
 
@@ -59,10 +59,7 @@ def run(
         layers.path,
         layers.source,
         source_names(context.config),
-        {
-            name: EffectiveSetting(_to_json(getattr(values, name)), layers.origin(name))
-            for name in Settings.model_fields
-        },
+        {name: EffectiveSetting(_to_json(getattr(values, name)), layers.origin(name)) for name in SETTINGS},
     )
     return context.print_result(effective, lambda: _format(effective))
 
@@ -79,7 +76,7 @@ def _format_value(value: Any) -> str | None:
 
 
 def _to_json(value: Any) -> Any:
-    if isinstance(value, SecretStr):
+    if isinstance(value, Secret):
         return REDACTED
     if isinstance(value, tuple):
         return list(value)

@@ -158,7 +158,7 @@ async def send_alert(settings: Settings, alert: Alert, result: RunResult) -> boo
         "source": result.source,
         "run_id": str(result.result.get("run_id") or ""),
     }
-    problem = await _post(settings.notify_url.get_secret_value(), body)
+    problem = await _post(settings.notify_url.reveal(), body)
     if problem is None:
         _log.info("alert.sent", alert=alert.event, exit_code=alert.exit_code)
     else:

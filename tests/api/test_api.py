@@ -90,7 +90,9 @@ async def test_ctrl_c_stops_a_script_in_order(tmp_path: Path) -> None:
 
 
 def test_no_lake_is_no_lake(tmp_path: Path) -> None:
-    """Where no lake is, and without a service, a program gets scanlake's own error, by one name."""
+    """Where no lake is or can be, and without a service, a program gets scanlake's own error, by one name."""
+    with pytest.raises(pipeline.ScanlakeError, match="--lake contains"), pipeline.open_lake(tmp_path / "a[1]"):
+        pass
     with pytest.raises(pipeline.ScanlakeError, match="No lake"), pipeline.open_lake(tmp_path):
         pass
     with pytest.raises(SettingsError, match="base_url"):

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from msgspec.structs import replace
 
 from pipeline.atomic_files import temp_name
 from pipeline.client.probe import check_service
@@ -232,7 +233,7 @@ async def test_the_health_of_the_lake(tmp_path: Path) -> None:
         held = found(repair.check_lake(settings))
         assert "held by compaction" in held["lock"][0].problem
         assert (held["files"][0].severity, held["files"][0].exit_code) == (Severity.SKIPPED, 5)
-    elsewhere = settings.model_copy(update={"base_url": "https://service.example", "lang": "de"})
+    elsewhere = replace(settings, base_url="https://service.example", lang="de")
     assert [each.exit_code for each in found(repair.check_lake(elsewhere))["source"]] == [2, 2]
     part = min(layout.documents_dir.iterdir())
     shutil.copy(part, part.with_name("000000000009-abcdef.parquet"))  # the next run removes them

@@ -17,7 +17,7 @@ from pipeline.commands import init
 from pipeline.commands.init import validate_address, validate_pasted_token
 from pipeline.emulator import Emulator
 from pipeline.errors import SettingsError
-from pipeline.settings import Settings
+from pipeline.settings import SETTINGS
 from tests.commands.cli_process import called
 from tests.conftest import ROOT
 from tests.forkserver import run_on_terminal
@@ -89,7 +89,7 @@ def test_it_takes_flags_and_the_environment(tmp_path: Path, canary: str, main: S
     assert settings["token"] == {"value": "[secret]", "origin": "environment"}
     assert settings["max_concurrency"] == {"value": 9, "origin": "environment"}
     assert settings["keep_snapshots"] == {"value": 3, "origin": "default"}
-    assert set(settings) == set(Settings.model_fields)
+    assert set(settings) == set(SETTINGS)
     told = main("settings", SCANLAKE_TOKEN=canary)
     assert f"base_url {URL} file" in " ".join(told.out.split())
     assert canary not in shown.out + shown.err + made.out + made.err + told.out + told.err

@@ -111,7 +111,11 @@ def test_one_source_needs_not_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None
         ("max_concurrency = 1", "north", "It has no .sources.NAME. tables"),
         ('sources = "x"', None, "sources must be tables"),
         ("[sources.a]\nconcurency = 3", "a", "unknown setting sources.a.concurency .*, did you mean max_concurrency"),
-        ("[sources.a]\nmax_concurrency = 0", "a", r"sources.a.max_concurrency \(scanlake.toml\) should be greater"),
+        (
+            "[sources.a]\nmax_concurrency = 0",
+            "a",
+            r"sources.a.max_concurrency \(scanlake.toml\) must be a whole number",
+        ),
         ('[sources.a]\ntoken = "x"', "a", "the token must not be in a settings file"),
         ("[sources.file]\n", "file", "'file' is not a valid name of a source"),
         ("[sources.memory]\n", "memory", "'memory' is not a valid name of a source"),

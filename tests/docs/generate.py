@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import re
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final
 
 from typer.main import get_command
 
 from pipeline import cli
-from pipeline.settings import PREFIX, SECTIONS, Settings, render_settings_file
+from pipeline.settings import PREFIX, SECTIONS, SETTINGS, render_settings_file
 from schemas.tables import TABLES, find_reference
 from tests.docs.json_page import format_json_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pydantic.fields import FieldInfo
+    from pipeline.settings import Setting
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 MARKER: Final = "<!-- generated -->\n"
@@ -42,30 +41,18 @@ The section
 
 def _settings() -> str:
     lines = ["## All settings", "", *_SETTINGS_TEXT.splitlines()]
-    for name, field in Settings.model_fields.items():
+    for name, setting in SETTINGS.items():
         if name in SECTIONS:
             lines += ["", f"### {SECTIONS[name]}", "", "| setting | type | default | meaning |", "|---|---|---|---|"]
-        cells = (f"`{name}`", _type_text(field), _default_text(field), field.description or "")
+        cells = (f"`{name}`", setting.kind, _default_text(setting), setting.description)
         lines.append(f"| {' | '.join(map(_escape, cells))} |")
     return "\n".join(lines) + "\n"
 
 
-def _type_text(field: FieldInfo) -> str:
-    annotation: Any = field.annotation
-    declared = [annotation, *get_args(annotation)]
-    declared += [part for argument in get_args(annotation) for part in get_args(argument)]
-    if get_origin(annotation) is Literal:
-        return " or ".join(f"`{value}`" for value in get_args(annotation))
-    if get_origin(annotation) is tuple:
-        return "list of texts"
-    names = {bool: "`true` or `false`", int: "integer", float: "number", Path: "path"}
-    return next((text for kind, text in names.items() if kind in declared), "text")
-
-
-def _default_text(field: FieldInfo) -> str:
-    if field.default is None:
+def _default_text(setting: Setting) -> str:
+    if setting.default is None:
         return ""
-    value = ", ".join(field.default) if isinstance(field.default, tuple) else field.default
+    value = ", ".join(setting.default) if isinstance(setting.default, tuple) else setting.default
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
@@ -123,14 +110,8 @@ def _option_table(parameters: Any) -> list[str]:
 
 
 def _value_name(parameter: Any) -> str:
-    annotation = parameter.type_descriptor.annotation
-    if get_origin(annotation) is list:
-        (annotation,) = get_args(annotation)
-    if get_origin(annotation) is Literal:
-        return "|".join(get_args(annotation))
-    if issubclass(annotation, StrEnum):
-        return "|".join(annotation)
-    return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(annotation, "TEXT")
+    choices = getattr(parameter.type, "choices", ())
+    return "|".join(getattr(choice, "value", choice) for choice in choices) or cli.TYPE_NAMES[parameter.type.name]
 
 
 def _option_default(parameter: Any) -> str:

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from pipeline.config import load
@@ -17,6 +16,7 @@ from pipeline.monitoring import after_run
 from pipeline.monitoring.after_run import Alert, record_run, send_alert
 from pipeline.monitoring.run_history import RunResult, read_run_stats
 from pipeline.settings import Settings
+from pipeline.tokens import Secret
 from tests.constants import set_run_constants
 from tests.monitoring.monitoring_harness import Collector, scanlake
 from tests.processes import ended, launched
@@ -29,7 +29,7 @@ RESULT = RunResult("sync", Path("/lake"), code=1, result={"run_id": "r1"})
 async def test_a_url_gets_the_alert_as_json(canary: str) -> None:
     """The URL gets one object by POST; only an answer of 2xx counts, and the target of a redirect gets nothing."""
     with Collector().serving() as hook:
-        settings = Settings(notify_url=SecretStr(f"{hook.url}/hooks/x?key=7"))
+        settings = Settings(notify_url=Secret(f"{hook.url}/hooks/x?key=7"))
         assert await send_alert(settings, ALERT, RESULT)
         hook.status = 500
         assert not await send_alert(settings, ALERT, RESULT)
@@ -41,7 +41,7 @@ async def test_a_url_gets_the_alert_as_json(canary: str) -> None:
     assert canary not in str(hook.taken)
     with Collector().serving() as other, Collector(307, {"Location": f"{other.url}/take"}).serving() as hook:
         with capture_logs() as events:
-            assert not await send_alert(Settings(notify_url=SecretStr(hook.url)), ALERT, RESULT)
+            assert not await send_alert(Settings(notify_url=Secret(hook.url)), ALERT, RESULT)
         assert other.taken == []
     assert events[0]["reason"] == "notify_url: HTTP 307"
     assert hook.url not in str(events)
@@ -52,7 +52,7 @@ async def test_nobody_is_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(after_run, "POST_SECONDS", 0.3)
     began = time.monotonic()
     with Collector(silent=True).serving() as hook, capture_logs() as events:
-        assert not await send_alert(Settings(notify_url=SecretStr(hook.url)), ALERT, RESULT)
+        assert not await send_alert(Settings(notify_url=Secret(hook.url)), ALERT, RESULT)
         assert time.monotonic() - began < 60
     assert [event["event"] for event in events] == ["alert.failed"]
 
@@ -62,7 +62,7 @@ _MARKS = {"succeeded": "+", "failed": "!", "recovered": "~"}
 
 async def _end_run(hook: Collector, lake: Path, code: int, *, is_consistent: bool | None = None) -> str:
     """Record a run; return its exit code with the mark of the alert about it, which has the same code."""
-    before, settings = len(hook.taken), Settings(lake=lake, notify_url=SecretStr(hook.url))
+    before, settings = len(hook.taken), Settings(lake=lake, notify_url=Secret(hook.url))
     result = {} if is_consistent is None else {"verify": {"consistent": is_consistent}}
     run = RunResult("sync", lake, code=code, reason="" if code in {0, 4} else "why", result=result)
     await record_run(settings, run)
@@ -77,7 +77,7 @@ async def test_one_alert_per_failure_and_one_after_recovery(tmp_path: Path) -> N
     with Collector().serving() as hook:
         told = [await _end_run(hook, lake, code) for code in codes]
         paused = RunResult("sync", lake, code=2, error_type="LakePausedError")
-        await record_run(Settings(lake=lake, notify_url=SecretStr(hook.url)), paused)
+        await record_run(Settings(lake=lake, notify_url=Secret(hook.url)), paused)
     assert " ".join(told) == "0+ 5 1! 1 5 3! 1 0~ 0+ 4+ 7! 130 4~ 0+"
     assert len(hook.taken) == 9, "a paused lake is no failure"
     assert hook.bodies[0]["text"] == f"scanlake sync of {lake} succeeded"
