@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pipeline.api import open_lake, sync_lake, sync_lake_async
     from pipeline.client.client import Client
     from pipeline.errors import ScanlakeError
-    from schemas.requests import FileQuery, ReportRequest, ShareRequest
+    from schemas.file_query import FileQuery
+    from schemas.requests import ReportRequest, ShareRequest
 
 __all__ = [
     "Client",
@@ -34,7 +35,8 @@ __all__ = [
 _MODULES: Final = {
     "Client": "pipeline.client.client",
     "ScanlakeError": "pipeline.errors",
-    **dict.fromkeys(("FileQuery", "ReportRequest", "ShareRequest"), "schemas.requests"),
+    "FileQuery": "schemas.file_query",
+    **dict.fromkeys(("ReportRequest", "ShareRequest"), "schemas.requests"),
 }
 
 

@@ -23,7 +23,8 @@ from pipeline.lake.layout import hold_lock
 from pipeline.lake.request_log import ShareRecord, ShareState
 from pipeline.logs import get_logger
 from pipeline.process import await_response
-from schemas.requests import FileQuery, ShareRequest
+from schemas.file_query import FileQuery
+from schemas.requests import ShareRequest
 from schemas.timestamps import parse_instant, to_datetime
 
 if TYPE_CHECKING:

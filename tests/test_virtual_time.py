@@ -11,7 +11,7 @@ import pytest
 from pipeline.client.calls import ClientOptions
 from pipeline.client.client import Client
 from pipeline.emulator import Emulator
-from schemas.requests import FileQuery
+from schemas.file_query import FileQuery
 from schemas.timestamps import now_us
 from tests.virtual_time import START, run_virtually
 

@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     from pipeline.client.calls import TimeSource
     from pipeline.client.rate_limiter import RateLimiter
     from pipeline.settings import Settings
-    from schemas.requests import FileQuery, ReportRequest, ShareRequest
+    from schemas.file_query import FileQuery
+    from schemas.requests import ReportRequest, ShareRequest
 
 _DNS_CACHE_SECONDS: Final = 60
 _MAX_ATTEMPT_TIMEOUT_SECONDS: Final = 60.0

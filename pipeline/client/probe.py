@@ -15,7 +15,7 @@ from pipeline.client.errors import RetriesExhaustedError
 from pipeline.errors import AuthenticationError, ScanlakeError, ServiceUnavailableError
 from pipeline.findings import Finding, from_error, ok, warning
 from pipeline.formatting import pluralize
-from schemas.requests import FileQuery
+from schemas.file_query import FileQuery
 
 if TYPE_CHECKING:
     from pipeline.settings import Settings

@@ -21,9 +21,9 @@ from pipeline.logs import to_one_line
 from pipeline.process import run_async
 from pipeline.settings import require_base_url
 from pipeline.text_tables import format_table
+from schemas.file_query import MAX_LIMIT, MAX_LIMIT_WITH_INCLUDES, FileQuery
 from schemas.includes import INCLUDES
 from schemas.json_decode import decode_object
-from schemas.requests import MAX_LIMIT, MAX_LIMIT_WITH_INCLUDES, FileQuery
 from schemas.timestamps import parse_instant, to_datetime
 from schemas.value_types import encode_json
 

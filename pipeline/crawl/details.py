@@ -9,8 +9,8 @@ from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail, NotFound
 from pipeline.crawl.models import parse_reference
 from pipeline.errors import ProtocolError
+from schemas.file_query import FileQuery
 from schemas.file_versions import FileVersion, Reject, Tombstone
-from schemas.requests import FileQuery
 from schemas.timestamps import SECOND, is_same_instant
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pipeline.client.client import Client
     from pipeline.client.protocol import ListItem, ListPage
     from pipeline.crawl.models import CrawlOptions
-    from schemas.requests import FileQuery
+    from schemas.file_query import FileQuery
 
 _MAX_EMPTY_PAGES: Final = 3
 _DAY_SECONDS: Final = DAY // SECOND
@@ -85,7 +85,7 @@ class PageReader:
         query = self._options.query(window, cheap=cheap, reference=reference)
         if self._page_divisor == 1:
             return query
-        return query.model_copy(update={"limit": max(1, query.page_size // self._page_divisor)})
+        return replace(query, limit=max(1, query.page_size // self._page_divisor))
 
     async def retry_with_smaller_pages(self, read: Callable[[], Awaitable[_Result]]) -> _Result:
         """Return what `read` returns. As long as a page is too large, halve the pages and read again."""

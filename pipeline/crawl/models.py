@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final, Literal
 from msgspec import Struct, field
 
 from pipeline.crawl.windows import MAX_SECOND, MIN_SECOND
+from schemas.file_query import MAX_REFERENCE, FileQuery
 from schemas.includes import INCLUDES, Include
 from schemas.json_decode import decode_object
-from schemas.requests import MAX_REFERENCE, FileQuery
 from schemas.timestamps import SECOND, to_datetime
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class CrawlOptions(Struct, frozen=True):
     def query(self, window: Window | None = None, *, cheap: bool = False, reference: str | None = None) -> FileQuery:
         """Return the list query of a window; `cheap` means without includes, at the higher page limit."""
         start, end = (None, None) if window is None else window.query_bounds()
-        return FileQuery.model_construct(
+        return FileQuery(
             reference=reference,
             updated_start=None if start is None else _to_datetime(start),
             updated_end=None if end is None else _to_datetime(end),

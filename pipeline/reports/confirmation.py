@@ -14,7 +14,7 @@ from pipeline.client.protocol import NotFound
 from pipeline.errors import AuthenticationError, ScanlakeError
 from pipeline.lake.request_log import FileConfirmation
 from pipeline.logs import get_logger
-from schemas.requests import MAX_LIMIT, FileQuery
+from schemas.file_query import MAX_LIMIT, FileQuery
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:

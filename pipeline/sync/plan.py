@@ -25,8 +25,8 @@ from pipeline.lake.reader import open_ledger_readonly
 from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.verify import is_due
 from pipeline.sync.watermark import coverage_before_lookback
+from schemas.file_query import FileQuery
 from schemas.file_versions import FileVersion, version_digest
-from schemas.requests import FileQuery
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:

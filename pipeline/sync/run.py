@@ -36,7 +36,7 @@ from pipeline.sync.service_checks import check_same_account, check_tenants, find
 from pipeline.sync.watermark import repair_watermark, target_by_clock, warn_of_clock
 from pipeline.sync.worker_thread import WorkerThread
 from pipeline.version import __version__
-from schemas.requests import FileQuery
+from schemas.file_query import FileQuery
 from schemas.timestamps import SECOND, new_run_id, now_us
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from pipeline.crawl.models import CrawlOptions
 from pipeline.errors import SettingsError
 from pipeline.formatting import pluralize
 from pipeline.lake.part_rows import FileIdentity, read_identities
+from schemas.file_query import MAX_LIMIT_WITH_INCLUDES, FileQuery
 from schemas.json_decode import decode_object
-from schemas.requests import MAX_LIMIT_WITH_INCLUDES, FileQuery
 from schemas.tables import UPLOADS, MergeRule
 from schemas.timestamps import SECOND, parse_instant
 from schemas.value_types import ID

@@ -32,8 +32,8 @@ from pipeline.sync.differences import (
     shrunken_list_error,
 )
 from pipeline.sync.run import open_run
+from schemas.file_query import MAX_LIMIT
 from schemas.file_versions import Tombstone, same_content
-from schemas.requests import MAX_LIMIT
 from schemas.timestamps import DAY, SECOND, now_us, to_datetime
 
 if TYPE_CHECKING:

@@ -85,12 +85,12 @@ def test_a_module_that_was_cut_short(tmp_path: Path) -> None:
 
 
 _NOT_FOR_READERS: Final = frozenset({
-    *("aiohttp", "asyncio", "multiprocessing", "pyarrow", "pyarrow.csv", "pyarrow.parquet", "pydantic_settings"),
+    *("aiohttp", "asyncio", "multiprocessing", "pyarrow", "pyarrow.csv", "pyarrow.parquet", "pydantic"),
     *("rich.console", "schemas.requests", "schemas.tables", "schemas.wire", "ssl", "structlog", "tenacity"),
     *("uvloop", "xlsxwriter"),
 })  # fmt: skip
 _NOT_FOR_SYNC: Final = frozenset({
-    *("jinja2", "multiprocessing", "pyarrow.compute", "pyarrow.dataset", "rich.live", "xlsxwriter"),
+    *("jinja2", "multiprocessing", "pyarrow.compute", "pyarrow.dataset", "pydantic", "rich.live", "xlsxwriter"),
 })  # fmt: skip
 _RUN_COMMAND: Final = """
 import sys; from pipeline.cli import main

@@ -17,7 +17,8 @@ from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail, NotFound
 from pipeline.errors import AuthenticationError, ProtocolError, ScanlakeError, ServiceUnavailableError
 from pipeline.urls import normalize_base_url
-from schemas.requests import FileQuery, ReportRequest
+from schemas.file_query import FileQuery
+from schemas.requests import ReportRequest
 from tests.client.scripted_server import Asked, Close, Reset, Wait, answer, scripted
 
 if TYPE_CHECKING:

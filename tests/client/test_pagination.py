@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.client.client import Client
 from pipeline.client.protocol import Response, parse_list
 from pipeline.emulator import Emulator, make_quirks
-from schemas.requests import FileQuery
+from schemas.file_query import FileQuery
 from tests.rows import every
 
 

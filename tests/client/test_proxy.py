@@ -27,7 +27,7 @@ from pipeline.emulator import Emulator
 from pipeline.errors import ProtocolError, ServiceUnavailableError
 from pipeline.settings import Settings
 from pipeline.urls import validate_proxy_url
-from schemas.requests import FileQuery
+from schemas.file_query import FileQuery
 from tests.client.conftest import spell_token
 from tests.client.scripted_server import answer, listening, scripted
 from tests.rows import every

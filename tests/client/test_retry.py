@@ -12,7 +12,8 @@ from pipeline.client.client import Client
 from pipeline.client.errors import AttemptError, RequestRejectedError, ThrottledError
 from pipeline.client.rate_limiter import RateLimiter
 from pipeline.emulator import Emulator
-from schemas.requests import FileQuery, ShareRequest
+from schemas.file_query import FileQuery
+from schemas.requests import ShareRequest
 
 pytestmark = pytest.mark.virtual_time
 

@@ -15,7 +15,8 @@ import pytest
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail
 from pipeline.errors import ScanlakeError
-from schemas.requests import FileQuery, ReportRequest, ShareRequest
+from schemas.file_query import FileQuery
+from schemas.requests import ReportRequest, ShareRequest
 from tests.client.conftest import CANARY, spell_token
 from tests.client.scripted_server import Asked, Close, Reset, answer, scripted
 

@@ -24,9 +24,9 @@ from pipeline.emulator.documents import ALL_INCLUDES
 from pipeline.emulator.world import change_one
 from pipeline.lake.ledger_queries import FileVersionRecord
 from pipeline.sync.watermark import add_completed_windows, add_read_windows, advance, fix_target
+from schemas.file_query import FileQuery
 from schemas.file_versions import content_digest
 from schemas.includes import INCLUDES
-from schemas.requests import FileQuery
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pipeline.crawl.listing import WindowResult
     from pipeline.crawl.models import CrawlOptions, Identity
-    from schemas.requests import FileQuery
+    from schemas.file_query import FileQuery
     from tests.client.scripted_server import Scripted
     from tests.crawl.crawl_harness import CrawlRun
 

@@ -13,8 +13,8 @@ from pipeline.crawl.in_flight import InFlightFiles
 from pipeline.crawl.models import CrawlStats, ListedWindow, ListObservation
 from pipeline.crawl.windows import ALL_TIME
 from pipeline.emulator import make_quirks
+from schemas.file_query import FileQuery
 from schemas.includes import INCLUDES
-from schemas.requests import FileQuery
 from tests.crawl.crawl_harness import (
     LIST_ONLY,
     WITH_DETAILS,

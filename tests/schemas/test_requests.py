@@ -6,10 +6,11 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from schemas.file_query import FileQuery
 from schemas.includes import INCLUDES
-from schemas.requests import FileQuery, ReportRequest, ReportSettings, ShareRequest
+from schemas.requests import ReportRequest, ReportSettings, ShareRequest
 from tests.rows import every
 
 SECRET = "s3cr3t-value"
@@ -94,13 +95,13 @@ def test_a_report_is_spelled_as_the_interface_says() -> None:
         *((ReportRequest, {"files": (1,), **given}) for given in ({"filename": ""}, {"settings": {"format": SECRET}})),
     ],
 )
-def test_what_the_interface_refuses_never_leaves_the_machine(model: type[BaseModel], given: dict[str, Any]) -> None:
+def test_what_the_interface_refuses_never_leaves_the_machine(model: type[Any], given: dict[str, Any]) -> None:
     """A request beyond the limits cannot be made, and the error shows no value."""
-    with pytest.raises(ValidationError) as refused:
+    with pytest.raises((ValueError, TypeError)) as refused:
         model(**given)
-    assert SECRET not in str(refused.value)
-    assert SECRET not in repr(refused.value)
-    assert SECRET not in str(refused.value.errors(include_input=False, include_context=False))
+    assert SECRET not in f"{refused.value} {refused.value!r}"
+    if isinstance(refused.value, ValidationError):
+        assert SECRET not in str(refused.value.errors(include_input=False, include_context=False))
 
 
 def test_the_limits_themselves_are_allowed() -> None:
