@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -51,6 +52,8 @@ from pipeline.version import __version__
 NAME: Final = "scanlake"
 _GROUPS: Final = ("Set up", "Fetch data", "Use the data", "Maintain the lake", "Try it out")
 """The groups of the help, in its order."""
+_FIRST_COMMANDS: Final = ("init", "plan", "sync", "status", "query", "serve", "report", "verify", "check", "demo")
+"""What a newcomer needs, in this order: shown if no command is named."""
 
 
 class Command(Struct, frozen=True):
@@ -304,8 +307,18 @@ def _root(
     """Copy every file of a file/scan service into a local data lake that is queried with SQL."""
     click_context.obj = GlobalOptions(**options)
     if click_context.invoked_subcommand is None:
-        typer.echo(click_context.get_help())
+        typer.echo(_format_first_commands())
         raise typer.Exit(ExitCode.USAGE)
+
+
+def _format_first_commands() -> str:
+    """Return the first commands with their lines of the help, and where the others are."""
+    described = (
+        textwrap.fill(COMMANDS[name].help, 80, initial_indent=f"  {name:8}", subsequent_indent=" " * 10)
+        for name in _FIRST_COMMANDS
+    )
+    head = textwrap.fill(_root.__doc__ or "", 80)
+    return "\n".join([head, "", *described, "", f"All commands and global options: `{NAME} --help`."])
 
 
 _root_parameters = list(inspect.signature(_root).parameters.values())[:-1]

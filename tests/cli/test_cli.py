@@ -65,10 +65,15 @@ def test_every_command_has_help(name: str, main: Scanlake) -> None:
 
 
 def test_version_and_nothing(main: Scanlake) -> None:
-    """--version prints the version; no command at all shows the help, and is a mistake."""
+    """--version prints the version; no command at all shows in twenty lines where to begin, and is a mistake."""
     assert main("--version").out == "scanlake 0.1.0\n"
     answer = main()
-    assert (answer.code, answer.out.strip()) == (ExitCode.USAGE, main("--help").out.strip())
+    lines = answer.out.splitlines()
+    assert (answer.code, len(lines) <= 20, max(map(len, lines)) <= 80) == (ExitCode.USAGE, True, True), answer.out
+    shown = re.findall(r"^  (\w+)  ", answer.out, re.MULTILINE)
+    assert shown[:3] == ["init", "plan", "sync"]
+    assert set(shown) <= set(COMMANDS)
+    assert "scanlake --help" in lines[-1]
 
 
 def test_flags_may_stand_before_and_after_the_command(main: Scanlake, lake: Path) -> None:
