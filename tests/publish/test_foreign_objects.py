@@ -15,9 +15,11 @@ import duckdb
 import pytest
 
 from pipeline.atomic_files import sha256_file
+from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, RESTORE_MARK
 from pipeline.publish.stores import LocalStore
 from pipeline.publish.target import LATEST
+from tests.lake.lake_builder import commit
 from tests.lake.operations import called, told
 from tests.lake.test_folders import describe, make_lake
 from tests.lake_copies import copy_lake
@@ -119,6 +121,23 @@ def test_a_backup_deletes_only_what_it_wrote(lake: Path, tmp_path: Path) -> None
     assert f"objects=4 first={_OBJECT}" in answer.err
     assert [path.read_text() for path in mine] == ["mine"] * len(mine)
     assert len(list((target / "ledgers").iterdir())) == 3
+
+
+def test_a_backup_writes_through_no_link(lake: Path, backup: Path, tmp_path: Path) -> None:
+    """A folder of a backup that has become a link ends the backup; nothing behind the link changes."""
+    with Lake(lake, doing="sync") as held:
+        commit(held, {901: 1}, {"uploads": [{"file_id": 901, "id": 1, "position": 0}]})
+    for number, name in enumerate(("ledgers", "documents", "tables", "tables/uploads/data", "images")):
+        folder, victim = backup / name, tmp_path / str(number)
+        folder.rename(victim)
+        folder.symlink_to(victim)
+        before = describe(victim)
+        answer = called(lake, "backup", str(backup), "--with-images")
+        assert (answer.code, "leads out of the folder" in answer.err) == (8, True), (name, answer)
+        assert describe(victim) == before, name
+        folder.unlink()
+        victim.rename(folder)
+    told(lake, "backup", str(backup), "--with-images")
 
 
 _TAMPERINGS: dict[str, Any] = {
