@@ -106,7 +106,7 @@ def mistyped(value: Any, path: str, kinds: Mapping[str, str]) -> Iterator[tuple[
 async def test_every_key_is_declared(tmp_path: Path) -> None:
     """Each command prints `ok`, `exit_code` and the declared keys, at every depth, with values of the declared kinds.
 
-    Each instant is one text, whichever command prints it.
+    Each watermark and each time is an instant, of one form, whichever command prints it.
     """
     async with Emulator(6, seed=3, images=ImageOptions()) as emulator:
         for words in COMMANDS:
@@ -117,6 +117,8 @@ async def test_every_key_is_declared(tmp_path: Path) -> None:
             assert printed.pop("ok") is (answer.code == 0), command
             result_type = importlib.import_module(cli.COMMANDS[command[0]].module).RESULT
             variants = [list_keys(variant) for variant in getattr(result_type, "__args__", [result_type])]
+            times = {key: kind for each in variants for key, kind in each.items() if key.endswith(("watermark", "_at"))}
+            assert [key for key, kind in times.items() if "instant" not in kind] == [], command
             differing = [sorted(differing_keys(printed, "", declared.keys())) for declared in variants]
             assert [] in differing, (command, differing)
             assert list(mistyped(printed, "", variants[differing.index([])])) == [], command
