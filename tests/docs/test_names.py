@@ -130,6 +130,14 @@ def test_every_variable_exists() -> None:
     _refuse(bad)
 
 
+def test_no_token_is_an_argument() -> None:
+    """No documented request has a service's token in its arguments, which every user of the machine can list."""
+    lines = [(name, line) for name, document in DOCUMENTS.items() for line in document.text.splitlines()]
+    shown = [(name, line) for name, line in lines if "token" in line.partition("curl ")[2].lower()]
+    assert shown, "the emulator's, which is no secret"
+    _refuse([(name, line) for name, line in shown if "127.0.0.1" not in line])
+
+
 def test_reference_tables_are_complete() -> None:
     """The tables have each exit code, meta table and metric once, exit codes in order, also in that of severity."""
     rows = OPERATIONS.table("exit code")
