@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -134,6 +135,22 @@ def test_against_the_service(history: History) -> None:
         unfinished = asked(db, "FROM open_workflow_runs")
         assert len(unfinished) == sum(row["completed_at"] is None for row in here)
         assert all(row["age_days"] > 0 for row in unfinished)
+
+
+def test_a_month_is_that_in_which_photos_were_taken(tmp_path: Path) -> None:
+    """A photo counts in the month it was taken; if that is unknown, in the month in which it was created."""
+    taken, created = datetime(2026, 9, 30, 23), datetime(2026, 10, 1, 1)  # noqa: DTZ001 - UTC without saying so
+    photos = [
+        {"file_id": 1, "id": key, "position": key, "upload_type": "snap", "has_damage": at is taken,
+         "scan_date_time": at, "created_at": created}
+        for key, at in enumerate((taken, taken, None))
+    ]  # fmt: skip
+    with Lake(tmp_path / "lake", doing="test") as lake:
+        commit(lake, {1: 0}, {"uploads": photos})
+        lake.publish("", at=AT, complete=True, watermark=None)
+    with opened(tmp_path / "lake") as db:
+        months = db.execute("SELECT strftime(month, '%Y-%m'), images, with_damage FROM damage_by_month").fetchall()
+    assert sorted(months) == [("2026-09", 2, 2), ("2026-10", 1, 0)]
 
 
 def test_everything_has_a_comment(history: History) -> None:
