@@ -138,6 +138,16 @@ def test_no_token_is_an_argument() -> None:
     _refuse([(name, line) for name, line in shown if "127.0.0.1" not in line])
 
 
+def test_each_place_that_data_goes_to_is_named() -> None:
+    """The page on security names each setting with an address, and each command that sends the lake elsewhere."""
+    named = documents.SECURITY.section("Data that leaves the machine").text
+    named += documents.SECURITY.section("Connections").text
+    addresses = [name for name, field in Settings.model_fields.items() if "://" in str(field.examples)]
+    assert {"base_url", "publish_to"} < {*addresses}
+    words = [*addresses, "publish", "backup", "rebuild --on", "share --send-email", "mcp", "serve"]
+    _refuse([word for word in words if f"`{word}" not in named])
+
+
 def test_reference_tables_are_complete() -> None:
     """The tables have each exit code, meta table and metric once, exit codes in order, also in that of severity."""
     rows = OPERATIONS.table("exit code")
