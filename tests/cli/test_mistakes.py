@@ -32,7 +32,7 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("mcp --json", "mcp prints no JSON object"),
     ("emulator --quirk order", "'order' does not have the form NAME=VALUE."),
     ("emulator --profile none", "Unknown profile 'none'. Use one of "),
-    # An option that is none of `check`, or needs another one, runs no other check instead (finding S5)
+    # An option that is none of `check`, or needs another one, runs no other check instead
     ("check --snapshot 1", "--snapshot"),
     ("check --dry-run", "--dry-run"),
     ("check --to file:///x", "--to"),

@@ -93,7 +93,7 @@ def test_check_changes_no_byte(kind: str, world: Path, tmp_path: Path, main: Sca
 
 
 async def test_check_changes_no_image_and_no_report(tmp_path: Path) -> None:
-    """Damaged images and a report's folder are named, and stay as they are; `images` has no --verify (finding S5)."""
+    """Damaged images and a report's folder are named, and stay as they are; `images` has no --verify."""
     async with scene(tmp_path, 10) as here:
         assert (await here.fetch()).code == 0
         assert (await here.run("report", "--where", "TRUE", "--out", str(tmp_path / "pdfs"))).code == 0
@@ -110,7 +110,7 @@ async def test_check_changes_no_image_and_no_report(tmp_path: Path) -> None:
 
 
 def test_check_of_all_sources_repairs_nothing(world: Path, tmp_path: Path, main: Scanlake) -> None:
-    """With --published each source is compared with its target, and damage stays as it is (finding S5)."""
+    """With --published each source is compared with its target, and damage stays as it is."""
     for name in ("north", "south"):
         shutil.copytree(world / "lake", tmp_path / "lake" / name)
         shutil.copytree(world / "target", tmp_path / "targets" / name)

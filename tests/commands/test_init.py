@@ -229,7 +229,7 @@ def test_pasted_tokens_are_taken() -> None:
 async def test_given_values_that_fail_write_nothing(tmp_path: Path, canary: str) -> None:
     """Without a terminal a wrong address or token ends `init` with its own exit code, and no file is written.
 
-    A port that does not speak TLS is named as such (finding P7).
+    A port that does not speak TLS is named as such.
     """
     async with Emulator(files=3, token=canary) as emulator:
         address = ("--set", f"base_url={emulator.base_url}")
