@@ -25,9 +25,7 @@ from pipeline.logs import get_logger
 from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.differences import (
     Differences,
-    SeenFiles,
     has_lost_too_many,
-    plan_repair_windows,
     select_rotating_share,
     shrunken_list_error,
 )
@@ -155,7 +153,8 @@ class _Verify:
         self._mode = mode
         self._differences = Differences()
         self._target = self._limit_us = 0
-        self._untimed: list[int] = []
+        self._unseen: set[int] = set()  # files of the lake that the list has not shown
+        self._untimed: set[int] = set()  # files that it has shown without an update time
         self._uncompared = 0
         self._new_files: set[int] = set()
         self._file_count = self._items_without_id = 0
@@ -173,28 +172,34 @@ class _Verify:
             if is_certain:  # the tenants of what is stored from now on are the lake's
                 await run.ledger_thread.call(run.ledger.set_properties, tenants=())
             await run.bind_lake()
-        seen_files = await self._compare_list()
+        await self._compare_list()
         unproven = list(run.crawls.unproven)
-        await self._find_deleted(seen_files, unproven)
-        self._untimed = seen_files.list_untimed()
+        files_in_service = self._file_count - len(self._unseen) + len(self._new_files)
+        await self._find_deleted(unproven)
         if run.settings.fetch_details == "never":
             self._uncompared = len(self._untimed)
         elif self._mode.deep or self._untimed:
             await self._compare_details()
         if not self._mode.check_only:
             await self._repair()
-        files_in_service = seen_files.seen_count + len(self._new_files)
         return await run.ledger_thread.call(self._finish, files_in_service, len(unproven))
 
     # Comparison
 
-    async def _compare_list(self) -> SeenFiles:
+    def _read_files(self) -> list[int]:
+        """Take all files of the lake for unseen. Return their update times in seconds. On the ledger's thread."""
+        seconds = []
+        for file_id, updated_at in self._run.ledger.iter_files():
+            self._unseen.add(file_id)
+            if updated_at is not None:
+                seconds.append(updated_at // SECOND)
+        self._file_count = len(self._unseen)
+        return sorted(seconds)
+
+    async def _compare_list(self) -> None:
         """Read the whole list without includes, and collect what differs."""
         run = self._run
-        files = await run.ledger_thread.call(lambda: list(run.ledger.iter_files()))
-        seen_files = SeenFiles(file_id for file_id, _ in files)
-        self._file_count = len(seen_files)
-        seconds = sorted(updated_at // SECOND for _, updated_at in files if updated_at is not None)
+        seconds = await run.ledger_thread.call(self._read_files)
         windows = split_by_timestamps(ALL_TIME, seconds, _MAX_KNOWN_FILES_PER_WINDOW)
         options = replace(
             crawl_options(run.settings, await run.ledger_thread.call(run.identity)),
@@ -208,27 +213,22 @@ class _Verify:
             self._limit_us = min(watermark, self._limit_us)
 
         async def lookup(file_ids: Sequence[int]) -> dict[int, FileVersionRecord]:
-            for file_id in file_ids:
-                seen_files.mark_seen(file_id)
+            self._unseen.difference_update(file_ids)
             return await run.lookup_versions(file_ids)
 
-        async def classify(batch: CommitBatch) -> None:
-            await self._classify_batch(batch, seen_files)
-
         try:
-            await run.crawls.run(windows, classify, lookup, target=self._target, options=options)
+            await run.crawls.run(windows, self._classify_batch, lookup, target=self._target, options=options)
         except SharedFileIdError:
             raise ScanlakeError(
                 "Several files of the service share one id, and the lake does not know it yet.",
                 hint="Run `scanlake sync --full`.",
             ) from None
-        return seen_files
 
-    async def _classify_batch(self, batch: CommitBatch, seen_files: SeenFiles) -> None:
+    async def _classify_batch(self, batch: CommitBatch) -> None:
         """Sort list items whose update time the lake does not have into missing, stale and changed meanwhile.
 
-        Differences at or after the limit are expected: the file changed during the verify. Files without an update
-        time are marked in `seen_files`: the list does not show whether they differ.
+        Differences at or after the limit are expected: the file changed during the verify. Of files without an update
+        time the list does not show whether they differ.
         """
         self._items_without_id += sum(reject.file_id is None for reject in batch.rejects)
         stored = await self._run.lookup_versions([version.file_id for version in batch.versions])
@@ -237,7 +237,7 @@ class _Verify:
             if is_new:
                 self._new_files.add(version.file_id)
             elif version.updated_at is None:
-                seen_files.mark_seen(version.file_id, is_untimed=True)
+                self._untimed.add(version.file_id)
                 continue
             else:
                 self._count_moved_back(stored[version.file_id].updated_at or 0, version.updated_at)
@@ -245,7 +245,8 @@ class _Verify:
                 kind = self._differences.changed_meanwhile
             else:
                 kind = self._differences.missing if is_new else self._differences.stale
-            kind[version.file_id] = version.updated_at
+            reference = parse_reference(version.list_item or b"")
+            kind[version.file_id] = RefetchRequest(version.file_id, reference, version.updated_at)
 
     def _count_moved_back(self, stored_at: int, listed_at: int) -> None:
         """Raise if too many files are older in the service than in the lake: it is another account, or a backup.
@@ -260,9 +261,9 @@ class _Verify:
                 " from a backup, run `scanlake sync --full`.",
             )
 
-    async def _find_deleted(self, seen_files: SeenFiles, unproven: Sequence[Window]) -> None:
+    async def _find_deleted(self, unproven: Sequence[Window]) -> None:
         """Find deleted files: the complete list does not show them, and the service does not find them by id."""
-        unseen, file_count = seen_files.list_unseen(), len(seen_files)
+        unseen, file_count = sorted(self._unseen), self._file_count
         if unproven:
             unseen = await self._exclude_unproven(unseen, unproven)
         is_suspicious = has_lost_too_many(file_count, len(unseen))
@@ -348,10 +349,10 @@ class _Verify:
         self._differences.details_checked += 1
         if same_content(stored or b"", answer.raw):
             return
+        request = RefetchRequest(file_id, parse_reference(answer.raw), answer.updated_at)
         if answer.updated_at is not None and answer.updated_at >= self._limit_us:
-            self._differences.changed_meanwhile[file_id] = answer.updated_at
+            self._differences.changed_meanwhile[file_id] = request
         else:
-            request = RefetchRequest(file_id, parse_reference(answer.raw), answer.updated_at)
             self._differences.details.append(request)
 
     # Repair
@@ -367,11 +368,14 @@ class _Verify:
             ]
             await run.ledger_thread.call(lambda: run.lake.commit(replace(run.sink.new_commit(), tombstones=tombstones)))
             run.crawls.stats.deleted += len(tombstones)
-        updates = [*differences.missing.values(), *differences.stale.values(), *differences.changed_meanwhile.values()]
+        repairs = [*differences.missing.values(), *differences.stale.values(), *differences.changed_meanwhile.values()]
         file_count = await run.ledger_thread.call(run.ledger.count_files)
-        page_size = CrawlOptions(includes=run.settings.includes).query().page_size
-        windows = plan_repair_windows(updates, max_windows=1 + (file_count + len(updates)) // page_size)
-        refetches = [*await run.read_refetch_requests(), *differences.details]
+        pages = 1 + (file_count + len(repairs)) // CrawlOptions(includes=run.settings.includes).query().page_size
+        windows: list[Window] = []
+        if len(repairs) > pages or any(request.updated_at is None for request in repairs):
+            # To list all files costs less than a search for each, and finds those that have no update time.
+            windows, repairs = [ALL_TIME], []
+        refetches = [*await run.read_refetch_requests(), *differences.details, *repairs]
         if windows or refetches:
             await run.crawl_and_commit(windows, target=self._target, refetches=refetches)
 
@@ -441,7 +445,11 @@ class _Verify:
             stored = self._run.ledger.file_versions(file_ids)
             for file_id in file_ids:
                 version = stored.get(file_id)
-                if version is None or version.deleted or (version.updated_at or 0) < (expected[file_id] or 0):
+                if (
+                    version is None
+                    or version.deleted
+                    or (version.updated_at or 0) < (expected[file_id].updated_at or 0)
+                ):
                     return True
         return False
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pipeline.crawl.windows import ALL_TIME, Window
-from pipeline.sync.differences import SeenFiles, plan_repair_windows, select_rotating_share
-from schemas.timestamps import SECOND
+from pipeline.sync.differences import select_rotating_share
 from tests.rows import every
 
 
@@ -23,16 +21,3 @@ def test_rotating_shares_have_their_size_and_select_every_file(count: int, share
         assert seen == set(ids)
     spread, _ = select_rotating_share(range(1_000), position=0, share=0.1)
     assert all(sum(low <= file_id < low + 250 for file_id in spread) in range(20, 31) for low in range(0, 1_000, 250))
-
-
-def test_lists_of_seen_files_and_of_repairs() -> None:
-    """A file that is listed twice counts once; updates at most three seconds apart share a window, or all time."""
-    files = SeenFiles([2, 4, 6])
-    for file_id in (4, 4, 5, 6):
-        files.mark_seen(file_id)
-    assert (len(files), files.seen_count, files.list_unseen()) == (3, 2, [2])
-    updates = [10 * SECOND, 12 * SECOND + 5, 100 * SECOND]
-    assert plan_repair_windows(updates, max_windows=2) == [Window(10, 13), Window(100, 101)]
-    assert plan_repair_windows(updates, max_windows=1) == [ALL_TIME]
-    assert plan_repair_windows([10 * SECOND, None], max_windows=9) == [ALL_TIME]
-    assert plan_repair_windows([], max_windows=1) == []

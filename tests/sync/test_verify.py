@@ -94,6 +94,24 @@ async def test_deletions_missing_and_stale(lake: Path) -> None:
             assert db.execute("FROM deleted_files").fetchall() == []
 
 
+async def test_few_differences_are_searched_for(lake: Path) -> None:
+    """Few missing and stale files of a large lake are fetched one by one, and the other files are not listed again."""
+    async with Emulator(160, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        proof = await verified(emulator, lake)
+        missing, stale, new, *_ = sorted(emulator.world.keys())
+        with tampered(lake) as ledger:
+            of_file = f"FROM file_version WHERE file_id = {missing}"
+            ledger.execute(f"INSERT INTO superseded_version SELECT commit_seq, file_id {of_file}")
+            ledger.execute(f"DELETE {of_file}")
+            ledger.execute("UPDATE file_version SET updated_at = updated_at - 5000000 WHERE file_id = ?", (stale,))
+        emulator.world.update([new])
+        found = await verified(emulator, lake)
+        assert (found.missing, found.stale, found.changed_meanwhile, found.consistent) == (1, 1, 1, True)
+        assert found.requests["list"] == proof.requests["list"] + 3
+        check_equal(lake, emulator, history=True)
+
+
 async def test_absence_needs_more_evidence(lake: Path) -> None:
     """A file that the list hides but its id finds is kept, and named as unlisted."""
     async with Emulator(10, seed=SEED) as emulator:
@@ -174,6 +192,8 @@ async def test_deep_compares_contents(lake: Path) -> None:
         check_equal(lake, emulator)
         emulator.world.update(emulator.world.pick_random(3))
         meanwhile = await verified(emulator, lake, VerifyMode(check_only=True, deep=1.0))
+        assert (await verified(emulator, lake, VerifyMode(deep=1.0))).consistent
+        check_equal(lake, emulator)
         emulator.set_faults(poison=tuple(emulator.world.keys()))
         failed = await verified(emulator, lake, VerifyMode(check_only=True, deep=0.5), max_attempts=2)
     assert (meanwhile.consistent, meanwhile.changed_meanwhile, meanwhile.details_differing) == (True, 3, 0)
