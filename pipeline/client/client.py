@@ -99,7 +99,6 @@ class Client:
         self._body_reader = BodyReader(options, self.stats)
         self.clock = ServiceClock()
         self.has_announced_next = False  # a list has had a next page: its counts and links mean something
-        self.has_contradicted_itself = False  # a list has: neither its counts nor a null link show an end
         self._runner = CallRunner.create(
             self._send, options, self.stats, self._redactor, learned=learned, time_source=time_source
         )
@@ -156,9 +155,6 @@ class Client:
         url = self._build_url(self._files_url, parameters)
         result = await self._runner.run(ApiCall("GET /files", url, partial(parse_list, requested_page=page)))
         self.has_announced_next |= bool(result.has_next)
-        self.has_contradicted_itself |= result.contradicts_itself
-        if self.has_contradicted_itself:
-            result = result.without_end()
         return result
 
     async def iter_pages(self, query: FileQuery) -> AsyncGenerator[ListPage, None]:

@@ -69,27 +69,20 @@ class ListItem(Document, frozen=True):
 
 
 class ListPage(Struct, frozen=True):
-    """One answer to `GET /files`. Its counts are None if it lacks them.
+    """One answer to `GET /files`. `total` is None without a usable one.
 
     `has_next` is None without any hint at a next page. `has_next_link` is by the link to it alone, for services whose
-    counts are wrong. `contradicts_itself`: the counts are below what the page has, or they contradict each other.
+    counts are wrong.
     """
 
     items: tuple[ListItem, ...]
     total: int | None
-    last_page: int | None
     has_next: bool | None
     has_next_link: bool | None
-    contradicts_itself: bool
 
     def without_counts(self) -> Self:
         """Return the page without the counts of a service whose counts are wrong."""
-        return replace(self, total=None, last_page=None, has_next=self.has_next_link)
-
-    def without_end(self) -> Self:
-        """Return the page without anything that shows an end of the list: counts, and a link that is null."""
-        link = self.has_next_link or None
-        return replace(self, total=None, last_page=None, has_next=link, has_next_link=link)
+        return replace(self, total=None, has_next=self.has_next_link)
 
 
 class Detail(Document, frozen=True):
@@ -175,32 +168,21 @@ def _read_page(members: Mapping[str, Any], items: tuple[ListItem, ...], requeste
     objects = list(_candidate_objects(members))
     total, last, size, page, to = (_number(objects, names) for names in (_TOTAL, _LAST, _SIZE, _PAGE, _TO))
     current = page or requested_page
-    contradicts_itself = _contradict(total, last, items=len(items), is_first=requested_page == 1)
+    listed = _items_up_to_page(len(items), current, size, to)
+    link = _has_next_link(objects)
+    if items and (last == 0 or (total is not None and total < listed)):
+        # Counts below the page show no end of the list, nor does a link that is null beside them.
+        total, last, link = None, None, link or None
     if last is not None and last < current and items:
         last = None
-    link = _has_next_link(objects)
     hints = [link]
     if last is not None:
         hints.append(current < last)
     if total is not None:
-        hints.append(total > _items_up_to_page(len(items), current, size, to))
+        hints.append(total > listed)
     known_hints = [hint for hint in hints if hint is not None]
     has_next = any(known_hints) if known_hints else None
-    read = ListPage(items, total, last, has_next, link, contradicts_itself)
-    return read.without_end() if contradicts_itself else read
-
-
-def _contradict(total: int | None, last: int | None, *, items: int, is_first: bool) -> bool:
-    """Return whether the counts of a page with items contradict it, or each other.
-
-    Only a first page shows that of the number of pages: a service may ignore the number of a later one.
-    """
-    if not items:
-        return False
-    is_total_too_low = total is not None and total < items
-    is_last_too_low = is_first and last is not None and last < 1
-    differ = is_first and total is not None and last is not None and (total > items) != (last > 1)
-    return is_total_too_low or is_last_too_low or differ
+    return ListPage(items, total, has_next, link)
 
 
 def _candidate_objects(members: Mapping[str, Any], depth: int = 0) -> list[Mapping[str, Any]]:

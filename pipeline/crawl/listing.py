@@ -67,16 +67,17 @@ class PageReader:
         self._page_divisor = 1  # by which pages are smaller than the service allows
         self._page_caps: dict[_PageKind, int] = {}  # the service's largest page
         self._proven_sizes: dict[_PageKind, int] = {}  # smallest page that a page with files followed
-        self._has_counts = False  # the service has reported a total or a number of pages
         self._counts_are_wrong = False  # it has announced files that it does not have
         self._is_filter_checked = False
 
     def get_page_limit(self) -> int:
         """Return how many files fit in one response with includes that is seen to be complete."""
         query = self.create_query()
-        limit = min(query.page_size, self._page_caps.get(_page_kind(query), query.page_size))
-        # Without counts a full page does not show whether it is the last one: leave one place free.
-        return limit if self._has_counts else max(1, limit - 1)
+        # A full page does not show whether it is the last one, whatever its counts are: leave one place free.
+        return max(1, self._full_size(query) - 1)
+
+    def _full_size(self, query: FileQuery) -> int:
+        return min(query.page_size, self._page_caps.get(_page_kind(query), query.page_size))
 
     def create_query(
         self, window: Window | None = None, *, cheap: bool = False, reference: str | None = None
@@ -110,15 +111,13 @@ class PageReader:
         self.check_instances(page.items, {})
         if window is not None:
             _check_bounds(window, page.items)
-        if self._client.has_contradicted_itself and not self._counts_are_wrong:
-            self.distrust_counts(page, "The counts of the list contradict its pages, or each other.")
         if self._counts_are_wrong:
             page = page.without_counts()
-        self._has_counts |= page.total is not None or page.last_page is not None
         if page.items and (page.has_next or len(page.items) >= query.page_size):
             self._page_caps[_page_kind(query)] = len(page.items)
-        if page.has_next is False and not self._client.has_announced_next:
-            # A link that is always null means as little as no link, and a total may count the page alone.
+        is_full = page.has_next_link is None and len(page.items) >= self._full_size(query)
+        if page.has_next is False and (is_full or not self._client.has_announced_next):
+            # A link that is always null means as little as no link. A total may count the page alone, or too few files.
             return replace(page, has_next=None)
         return page
 
@@ -143,13 +142,11 @@ class PageReader:
         self._page_caps.pop(kind, None)  # the count of this page alone had set it
         return self.distrust_counts(page)
 
-    def distrust_counts(
-        self, page: ListPage, reason: str = "The list announces files that it does not have."
-    ) -> ListPage:
+    def distrust_counts(self, page: ListPage) -> ListPage:
         """Ignore the service's counts from now on. Return the page without them."""
         if not self._counts_are_wrong:
-            _log.warning("counts.wrong", total=page.total, hint=reason)
-        self._counts_are_wrong, self._has_counts = True, False
+            _log.warning("counts.wrong", total=page.total, hint="The list announces files that it does not have.")
+        self._counts_are_wrong = True
         return page.without_counts()
 
     def check_instances(self, items: Iterable[ListItem], instances: dict[int, int]) -> None:
@@ -166,10 +163,10 @@ class PageReader:
         """Return whether `page` is the whole list. Until the page size is known, a further page may have to show it."""
         if page.has_next is not None:
             return not page.has_next
-        kind = _page_kind(query)
-        if len(page.items) >= self._page_caps.get(kind, query.page_size):
+        if len(page.items) > self.get_page_limit():
             return False
-        if not page.items or kind in self._page_caps:
+        kind = _page_kind(query)
+        if not page.items or len(page.items) < self._page_caps.get(kind, 0):
             return True
         following = await self.fetch(query, 2, window)
         if page.total == len(page.items) and get_ids(following.items) == get_ids(page.items):
