@@ -10,7 +10,6 @@ import asyncio
 import heapq
 import math
 from functools import partial
-from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from pipeline.client.protocol import ListItem
@@ -18,7 +17,7 @@ from pipeline.crawl.batcher import Batcher
 from pipeline.crawl.details import DetailFetcher, FetchResult
 from pipeline.crawl.in_flight import FetchWorkers, InFlightFiles
 from pipeline.crawl.listing import WindowReader
-from pipeline.crawl.models import CrawlStats, ListedWindow, ListObservation, SharedFileIdError, parse_reference
+from pipeline.crawl.models import CrawlStats, ListedWindow, SharedFileIdError, parse_reference
 from pipeline.crawl.windows import ALL_TIME
 from pipeline.errors import ProtocolError, ScanlakeError
 from pipeline.formatting import pluralize
@@ -145,10 +144,9 @@ class Crawler:
     async def _list(self, window: Window, batcher: Batcher) -> tuple[Window, ...]:
         self._check_list_calls()
         # The service reads its list between request and answer; the earlier instant is the safe one.
-        requested_us, requested = self._now_us(), monotonic()
+        requested_us = self._now_us()
         result = await self._reader.read(window)
-        observation = ListObservation(requested, monotonic(), requested_us)
-        pending = ListedWindow(window, requested_us // SECOND, observation, is_consistent=result.is_consistent)
+        pending = ListedWindow(window, requested_us, is_consistent=result.is_consistent)
         self.stats.windows += not result.sub_windows
         self.stats.windows_total += len(result.sub_windows) - bool(result.sub_windows)
         await self._in_flight.submit(result.items, pending)
@@ -179,9 +177,8 @@ class Crawler:
                 group.create_task(refetch_files())
 
     async def _refetch(self, request: RefetchRequest, batcher: Batcher) -> None:
-        key, requested_us, requested = request.file_id, self._now_us(), monotonic()
+        key, pending = request.file_id, ListedWindow(ALL_TIME, self._now_us())
         item = await self._reader.find_item(key, request.reference, request.updated_at)
-        pending = ListedWindow(ALL_TIME, observation=ListObservation(requested, monotonic(), requested_us))
         if item is None and request.document is not None:
             # The list no longer contains the file; the call by id shows whether it was deleted.
             item = ListItem(key, None, request.updated_at, request.document)
@@ -197,8 +194,8 @@ class Crawler:
         task = await self._in_flight.next_task()
         item = task.item
         if task.must_relist:
-            item = await self._reader.find_item(task.key, parse_reference(item.raw), None) or item
-        result = await self._fetcher.fetch(task.key, item)
+            task.item = await self._reader.find_item(task.key, parse_reference(item.raw), item.updated_at) or item
+        result = await self._fetcher.fetch(task.key, task.item)
         self._update_stats(result)
         await batcher.add_file(task, result)
         return result.document_bytes

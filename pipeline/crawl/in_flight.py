@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from pipeline.client.protocol import ListItem
-    from pipeline.crawl.models import CrawlOptions, CrawlStats, ListedWindow, ListObservation
+    from pipeline.crawl.models import CrawlOptions, CrawlStats, ListedWindow
     from pipeline.lake.ledger_queries import FileVersionRecord
 
     LookupVersions = Callable[[Sequence[int]], Awaitable[Mapping[int, FileVersionRecord]]]
@@ -92,25 +92,16 @@ class FetchTask(Struct, eq=False):
     Once the file is `in_batch`, no further window has to wait: batches are committed in order, so a window
     that completes later is committed later.
 
-    `followup` is a later observation of the file. It starts when this task is committed, so that versions are
-    committed in the order in which they were observed.
+    `followup` fetches the file again, because a list showed another version. It starts when this task is committed, and
+    reads the list item again, so that an older version never replaces a newer one.
     """
 
     key: int
     item: ListItem
-    observation: ListObservation
     windows: list[ListedWindow]
     followup: FetchTask | None = None
     in_batch: bool = False
-    must_relist: bool = False  # this run has fetched a later version: the list item must be read again
-
-    def is_newer_than(self, item: ListItem, observation: ListObservation) -> bool:
-        """Return whether this was observed after `item`. Timestamps decide for lists that were read concurrently."""
-        if observation.answered < self.observation.requested:
-            return True
-        if observation.requested > self.observation.answered:
-            return False
-        return (self.item.updated_at or 0) > (item.updated_at or 0)
+    must_relist: bool = False  # the item may be outdated: it must be read again
 
 
 class InFlightFiles:
@@ -208,11 +199,11 @@ class InFlightFiles:
         if task is not None:
             self._attach_to_existing(task, item, window)
             return
-        is_outdated = stored is not None and self._is_outdated(item, window.observation, stored)
+        is_outdated = stored is not None and self._is_outdated(item, window, stored)
         if stored is not None and (self._is_up_to_date(item, stored) or (is_outdated and stored.is_stable)):
             self._count_unchanged(key, stored)
             return
-        task = FetchTask(key, item, window.observation, [window], must_relist=is_outdated)
+        task = FetchTask(key, item, [window], must_relist=is_outdated)
         self._tasks[key] = task
         window.pending_files += 1
         self._queue.put_nowait(task)
@@ -232,16 +223,13 @@ class InFlightFiles:
         """Attach a window to a file in flight. A different version is fetched after the commit of the first."""
         latest = task.followup or task
         is_same = item.updated_at == latest.item.updated_at and same_content(item.raw, latest.item.raw)
-        if is_same or latest.is_newer_than(item, window.observation):
-            if latest.in_batch:
-                return
+        if is_same and latest.in_batch:
+            return
+        if is_same or latest is not task:
             latest.windows.append(window)
-        elif latest is task:
-            task.followup = FetchTask(task.key, item, window.observation, [window])
         else:
-            # The last observation counts even if its timestamp is older: a timestamp can be set back.
-            latest.windows.append(window)
-            latest.item, latest.observation = item, window.observation
+            newest = max(task.item, item, key=lambda listed: listed.updated_at or 0)
+            task.followup = FetchTask(task.key, newest, [window], must_relist=True)
         window.pending_files += 1
 
     def _check_id_is_unique(self, item: ListItem, task: FetchTask | None, stored: FileVersionRecord | None) -> None:
@@ -253,11 +241,11 @@ class InFlightFiles:
         if task_instance not in {None, item.instance_id} or stored_instance not in {None, item.instance_id}:
             raise SharedFileIdError
 
-    def _is_outdated(self, item: ListItem, observation: ListObservation, stored: FileVersionRecord) -> bool:
+    def _is_outdated(self, item: ListItem, window: ListedWindow, stored: FileVersionRecord) -> bool:
         """Return whether this run fetched a later version after the list was requested: the item may have waited."""
         return (
             stored.run_id == self._run_id
-            and observation.requested_us < stored.fetched_at
+            and window.requested_us < stored.fetched_at
             and (item.updated_at or 0) < (stored.updated_at or 0)
         )
 

@@ -119,28 +119,23 @@ class CommitBatch(Struct, frozen=True):
         return bool(self.versions or self.rejects or self.windows or self.tombstones)
 
 
-class ListObservation(Struct, frozen=True):
-    """When a list was read.
+class ListedWindow(Struct, eq=False):
+    """A window whose list was requested at `requested_us`, and how many of its files are not committed yet.
 
-    `requested` and `answered` are monotonic seconds; `requested_us` is the service's clock in microseconds. The pages
-    of one list can lie seconds apart, and an item can be from the first of them.
+    The time is that of the service's clock in microseconds. The pages of one list can lie seconds apart.
     """
 
-    requested: float = 0.0
-    answered: float = 0.0
-    requested_us: int = 0
-
-
-class ListedWindow(Struct, eq=False):
-    """A window that was listed at `listed_at` (seconds), and how many of its files are not committed yet."""
-
     window: Window
-    listed_at: int = 0
-    observation: ListObservation = ListObservation()
+    requested_us: int = 0
     files: int = 0
     pending_files: int = 0
     is_consistent: bool = True
     rejects: list[Reject] = field(default_factory=list)
+
+    @property
+    def listed_at(self) -> int:
+        """The time of the request in seconds."""
+        return self.requested_us // SECOND
 
 
 class SharedFileIdError(Exception):

@@ -24,6 +24,7 @@ from pipeline.crawl.windows import (
     uncovered_windows,
 )
 from pipeline.sync.watermark import add_completed_windows
+from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -176,5 +177,5 @@ def test_the_covered_span_ends_before_the_lookback(
 ) -> None:
     """A completed window of a killed run covers its seconds up to the lookback before its list, and no other."""
     inside = {at for at in seconds_of(window.start, window.end) if at < listed_at - lookback}
-    lists = [ListedWindow(window, listed_at)]
+    lists = [ListedWindow(window, listed_at * SECOND)]
     assert covered(add_completed_windows(coverage, lists, lookback)) == covered(coverage) | inside

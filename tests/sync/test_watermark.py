@@ -16,6 +16,7 @@ from pipeline.sync.watermark import (
     fix_target,
     repair_target,
 )
+from schemas.timestamps import SECOND
 from tests.rows import every
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def test_coverage_ends_before_the_lookback_and_has_the_gaps_of_inconsistent_list
         properties = SimpleNamespace(watermark=watermark, lookback_due=is_due)
         ledger = cast("LedgerQueries", SimpleNamespace(coverage=lambda: ((None, 1_000),), properties=properties))
         assert coverage_before_lookback(ledger, settings) == ((None, end),)
-    lists = [ListedWindow(ALL_TIME, 1_000), ListedWindow(ALL_TIME, 2_000, is_consistent=False)]
+    lists = [ListedWindow(ALL_TIME, 1_000 * SECOND), ListedWindow(ALL_TIME, 2_000 * SECOND, is_consistent=False)]
     assert add_completed_windows((), lists, 300) == ((None, 700),)
     windows = [Window(None, 100), Window(100, None)]
     assert add_read_windows((), windows, [], target=150) == ((None, 150),)
