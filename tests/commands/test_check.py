@@ -99,9 +99,9 @@ def test_no_address_and_no_token(main: Callable[..., Answer]) -> None:
 
 _FAULTS_OF_TLS: Final = {
     "expired": "has expired",
-    "elsewhere": "is for another host",
-    "self": "is self-signed",
-    "old": "old TLS",
+    "elsewhere": "not valid for 'localhost'",
+    "self": "self-signed certificate",
+    "old": "needs TLS 1.2 or later",
     "none": "does not speak TLS",
     "good": None,
 }
