@@ -65,8 +65,8 @@ def run(
     and the runs until now, make no calls to the service and do not disturb runs. The printed address has the key to
     the rows; all users of this machine can read the dashboard itself.
 
-    --write writes the dashboard to a file instead. The file needs no network and can be mailed. It contains
-    references, names of fields and questions, and errors, but no answers, links or documents.
+    --write writes the dashboard to a file instead. The file needs no network and can be mailed. It contains errors and
+    names of unknown keys, and nothing else of the files.
     """
     settings = context.settings()
     if write is None:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 GENERATOR: Final = "scanlake serve"
 """The start of the generator field, by which scanlake recognises its own pages."""
 
-_NUMERIC_TEXTS: Final = frozenset({"Files", "Rate", "Size"})
 _LEDGER_TABLE: Final = """
     CREATE TEMP TABLE ledger AS
     SELECT ?::TIMESTAMP AS now, ?::VARCHAR AS failing, ?::BIGINT AS paused_at, ?::VARCHAR AS source,
@@ -116,11 +115,6 @@ class Dashboard(Struct, frozen=True):
     tiles: Rows
     panels: tuple[FilledPanel, ...]
 
-    @property
-    def sections(self) -> list[tuple[str, list[FilledPanel]]]:
-        """The panels by section."""
-        return [(key, list(panels)) for key, panels in groupby(self.panels, key=lambda filled: filled.panel.key)]
-
 
 def load_dashboard(
     lake: duckdb.DuckDBPyConnection, name: str, now: datetime, ledger: LedgerState | None = None
@@ -156,7 +150,7 @@ def render_dashboard(data: Dashboard, *, is_served: bool = False) -> str:
 def _columns_of(rows: Rows) -> dict[str, bool]:
     """Return the columns of a table, and whether they are numbers: those are on the right."""
     names = [name for name in rows[0] if name[:1].isupper()]
-    return {name: name in _NUMERIC_TEXTS or any(isinstance(row[name], int | float) for row in rows) for name in names}
+    return {name: any(isinstance(row[name], int | float) for row in rows) for name in names}
 
 
 # Charts

@@ -10,16 +10,6 @@ CREATE TEMP MACRO plural(n, one) AS amount(n) || ' ' || if(n = 1, one, one || 's
 CREATE TEMP MACRO quantity(n) AS
     if(abs(n) >= 10 OR n = trunc(n), format('{:,.0f}', n::DOUBLE), format('{:.2g}', n::DOUBLE));
 
--- Only exactly nothing is 0 %, only exactly all is 100 %.
-CREATE TEMP MACRO percent(part, total) AS CASE
-    WHEN total = 0 THEN '-'
-    WHEN part > 0 AND 1000 * part < total THEN '< 0.1 %'
-    WHEN part < total AND 1000 * (total - part) < total THEN '> 99.9 %'
-    WHEN part IN (0, total) THEN format('{:.0f} %', 100 * part / total)
-    ELSE format('{:.1f} %', 100 * part / total) END;
-
-CREATE TEMP MACRO share(part, total) AS amount(part) || ' (' || percent(part, total) || ')';
-
 CREATE TEMP MACRO clip(text, size) AS if(length(text) > size, left(text, size - 1) || '…', text);
 
 -- A name from the data.
@@ -46,55 +36,17 @@ CREATE TEMP MACRO instant(time) AS strftime(time, '%Y-%m-%d %H:%M:%S UTC');
 
 CREATE TEMP MACRO has_failed(state) AS state IN ('failed', 'interrupted');
 
--- One row: freshness and totals. The chart of days ends with the watermark and has 14 to 90 days.
--- A watermark older than a day needs attention.
+-- One row: freshness and totals. A watermark older than a day needs attention.
 CREATE TEMP TABLE page AS
-SELECT ledger.*, fresh.* EXCLUDE (files), files.*, uploads.*,
-       now - watermark > INTERVAL 1 DAY AS is_old, watermark + INTERVAL 1 DAY AS old_after,
-       coalesce(watermark, published_at)::DATE AS last_day,
-       least(greatest(coalesce(first_file::DATE, last_day - 13), last_day - 89), last_day - 13) AS first_day
-FROM ledger, meta.freshness AS fresh,
-     (SELECT count(*) AS files, min(created_at) AS first_file, max(created_at) AS last_file,
-             count(*) - count(created_at) AS files_undated FROM files) AS files,
-     (SELECT count(*) AS uploads, count(*) - count(created_at) AS uploads_undated FROM uploads) AS uploads;
+SELECT ledger.*, fresh.*, now - watermark > INTERVAL 1 DAY AS is_old, watermark + INTERVAL 1 DAY AS old_after,
+       coalesce(watermark, published_at)::DATE AS last_day
+FROM ledger, meta.freshness AS fresh;
 
 -- The latest runs. The ledger's replace them, which are ahead of the catalog.
 CREATE TEMP TABLE shown_runs AS
 SELECT run_id, command, state, started_at, seconds, files_stored,
        coalesce(requests_list, 0) + coalesce(requests_detail, 0) AS calls, rejects, error
 FROM meta.runs ORDER BY started_at DESC, run_id DESC LIMIT 50;
-
-CREATE TEMP TABLE days AS
-WITH made AS (SELECT created_at::DATE AS day, count(*) AS files FROM files, page
-              WHERE created_at >= first_day AND created_at < last_day + 1 GROUP BY ALL),
-taken AS (SELECT created_at::DATE AS day, count(*) AS uploads FROM uploads, page
-          WHERE created_at >= first_day AND created_at < last_day + 1 GROUP BY ALL)
-SELECT day, coalesce(files, 0) AS files, coalesce(uploads, 0) AS uploads
-FROM (SELECT unnest(generate_series(first_day::TIMESTAMP, last_day::TIMESTAMP, INTERVAL 1 DAY))::DATE AS day FROM page)
-LEFT JOIN made USING (day) LEFT JOIN taken USING (day);
-
--- Uploads with a damage flag, by the month they were taken, of two years. The sixth rank has all other types.
-CREATE TEMP TABLE damage AS
-WITH taken AS (
-    SELECT upload_type AS kind, date_trunc('month', coalesce(scan_date_time, created_at))::DATE AS month,
-           count(has_damage) AS with_flag, count(*) FILTER (has_damage) AS damaged
-    FROM uploads, page
-    WHERE coalesce(scan_date_time, created_at) >= date_trunc('month', last_day) - INTERVAL 23 MONTH
-      AND coalesce(scan_date_time, created_at) < date_trunc('month', last_day) + INTERVAL 1 MONTH
-    GROUP BY ALL
-),
-ranked AS (SELECT kind, row_number() OVER (ORDER BY sum(with_flag) DESC, kind) AS rank FROM taken GROUP BY kind),
-limited AS (SELECT kind, least(rank, 6) AS rank FROM ranked)
-SELECT rank, month, sum(with_flag)::BIGINT AS with_flag, sum(damaged)::BIGINT AS damaged,
-       if(rank = 6, plural((SELECT count(*) FROM ranked) - 5, 'other type'), display(any_value(taken.kind))) AS name
-FROM taken JOIN limited ON taken.kind IS NOT DISTINCT FROM limited.kind
-GROUP BY rank, month HAVING (SELECT sum(with_flag) FROM taken) > 0;
-
-CREATE TEMP VIEW open_runs AS
-SELECT run.file_id, run.id, coalesce(definition.name, 'workflow ' || workflow_id) AS workflow,
-       coalesce(started_on_device_at, submit_date_time, run.created_at) AS started_at
-FROM workflow_runs AS run LEFT JOIN workflow_definitions AS definition USING (_definition_hash)
-WHERE run.deleted_at IS NULL AND completed_at IS NULL;
 
 -- By day if all are within 90 days, else by month.
 CREATE TEMP TABLE deletions AS
@@ -144,8 +96,7 @@ CREATE TEMP VIEW current_parts AS FROM physical.parts;
 CREATE TEMP VIEW tiles AS
 SELECT 'Files' AS name, amount(files) AS number,
        plural(deleted_files, 'file') || ' deleted in the service' AS more, false AS bad FROM page
-UNION ALL SELECT 'Uploads', amount(uploads), 'images and documents', false FROM page
-UNION ALL SELECT 'Open workflow runs', amount(count(*)), 'started, not completed', false FROM open_runs
+UNION ALL SELECT 'Uploads', amount(count(*)), 'images and documents', false FROM uploads
 UNION ALL SELECT 'Rejects', amount(rejects), 'could not be stored', rejects > 0 FROM page
 UNION ALL SELECT 'Last run', coalesce(state, 'none yet'), command || ', ' || instant(started_at),
                  coalesce(has_failed(state), false) FROM page LEFT JOIN last_run ON true

@@ -63,3 +63,25 @@ SELECT date_trunc('month', closed_seen_at)::DATE AS month, count(*) AS closings,
        round(median(epoch(closed_seen_at - created_at)) / 86400, 1) AS days_at_most
 FROM file_events JOIN files USING (file_id) WHERE event = 'closed'
 GROUP BY month ORDER BY month DESC NULLS LAST LIMIT 12;
+
+-- How many files and uploads came, by day?
+SELECT day, count(*) FILTER (kind = 'file') AS files, count(*) FILTER (kind = 'upload') AS uploads
+FROM (SELECT created_at::DATE AS day, 'file' AS kind FROM files
+      UNION ALL SELECT created_at::DATE, 'upload' FROM uploads)
+GROUP BY day ORDER BY day DESC LIMIT 30;
+
+-- Which uploads show damage, by month and type?
+SELECT date_trunc('month', coalesce(scan_date_time, created_at))::DATE AS month, upload_type, count(*) AS told,
+       count(*) FILTER (has_damage) AS with_damage, round(100 * with_damage / told, 1) AS percent,
+       mode(damage_type_desc) FILTER (has_damage) AS most_frequent_damage
+FROM uploads WHERE has_damage IS NOT NULL GROUP BY month, upload_type ORDER BY month DESC, told DESC LIMIT 40;
+
+-- Which questions are answered least?
+SELECT label AS question, count(*) AS asked, count(*) FILTER (trim(value) <> '') AS answered,
+       round(100 * answered / asked, 1) AS percent
+FROM form_answers GROUP BY label ORDER BY percent, asked DESC, label LIMIT 20;
+
+-- Which custom fields have a value?
+SELECT name, count(DISTINCT file_id) FILTER (trim(value) <> '') AS files_with_value,
+       round(100 * files_with_value / (SELECT count(*) FROM files), 1) AS percent
+FROM fields GROUP BY name ORDER BY files_with_value DESC, name LIMIT 20;

@@ -1,8 +1,8 @@
 """The panels of the dashboard as data: what each one shows, and its sentence, computed in SQL from the catalog.
 
-A query of a panel returns `finding`, the sentence above it, in each row. `note` replaces the panel's own note, and
-`others` counts what the rows leave out. Columns with a capital are shown, under their name; `bad` names the one that
-needs attention. The queries read the temporary tables and macros of `dashboard.sql`, and every result is bounded.
+A query of a panel returns `finding`, the sentence above it, in each row. `others` counts what the rows leave out.
+Columns with a capital are shown, under their name; `bad` names the one that needs attention. The queries read the
+temporary tables and macros of `dashboard.sql`, and every result is bounded.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _MAX_NAMES: Final = 12
 
 
 class Panel(Struct, frozen=True):
-    """A figure. Panels with one key are one section, under the heading of the first.
+    """A figure, which is a section with a heading.
 
     bars: columns of `value` with `label` and `tip`, a chart for each title in `chart`; `failed` marks one.
-    meters: names with the bar of a `part` of a `whole`. table: the columns.
+    table: the columns.
 
-    Without rows there is `empty`, or nothing. `details` is the title of a closed table: of `details_sql`, or the rows.
+    Without rows there is `empty`. `details` is the title of a closed table: of `details_sql`, or the rows.
     """
 
     key: str
     heading: str
-    kind: Literal["bars", "meters", "table"]
+    kind: Literal["bars", "table"]
     sql: str
     note: str = ""
     empty: str = ""
@@ -36,91 +36,6 @@ class Panel(Struct, frozen=True):
 # Queries
 
 
-def _list_names(source: str, heading: str, text: str, finding: str) -> str:
-    """Return the most frequent names of `source`: name, part, whole, text, by weight; a total counts the others."""
-    noun, _, _ = heading.lower().partition(" ")
-    return f"""
-        WITH top AS (SELECT *, count(*) OVER () AS names FROM ({source}) ORDER BY weight DESC, name LIMIT {_MAX_NAMES})
-        SELECT (SELECT {finding} FROM top) AS finding, display(name) AS "{heading}", part, whole, text AS "{text}",
-               if(names > count(*) OVER (), 'and ' || plural(names - count(*) OVER (), 'other {noun}')
-                  || coalesce(': ' || amount(total - sum(part) OVER ()), ''), NULL) AS others, note
-        FROM top ORDER BY weight DESC, top.name"""
-
-
-_ACTIVITY: Final = """
-    WITH long AS (UNPIVOT days ON files, uploads INTO NAME noun VALUE value),
-    charts AS (SELECT noun, if(max(value) = 0, 'No ' || noun || ' in these days',
-                      quantity(median(value) FILTER (day < (SELECT last_day FROM page))) || ' ' || noun
-                      || ' a day (median), at most ' || amount(max(value)) || ' on '
-                      || strftime(first(day ORDER BY value DESC, day), '%-d %b')) AS chart FROM long GROUP BY noun),
-    sums AS (SELECT sum(files) AS files, sum(uploads) AS uploads, count(*) AS days FROM days)
-    SELECT if(sums.files + sums.uploads = 0,
-              'No file or upload in the last ' || sums.days || ' days'
-              || coalesce('; the latest file is of ' || last_file::DATE, ''),
-              plural(sums.files, 'file') || ' and ' || plural(sums.uploads, 'upload') || ' in the last ' || sums.days
-              || ' days') AS finding,
-           'By registration date, ' || first_day || ' to ' || last_day || '; the last day is incomplete.'
-           || if(first_file::DATE < first_day, ' The lake has older files, from ' || first_file::DATE || ' on.', '')
-           || if(files_undated + uploads_undated > 0, ' Not shown: ' || plural(files_undated + uploads_undated,
-                 'file or upload', 'files and uploads') || ' without a date.', '') AS note,
-           chart, noun || ' a day (UTC)' AS unit, strftime(day, '%-d %b') AS label, value,
-           day || ': ' || plural(value, rtrim(noun, 's')) AS tip, day, noun
-    FROM long JOIN charts USING (noun), page, sums WHERE page.files > 0 ORDER BY noun, day
-"""
-_RATES: Final = """
-    WITH months AS (SELECT unnest(generate_series(min(month), max(month), INTERVAL 1 MONTH))::DATE AS month,
-                           min(month) AS first, max(month) AS last FROM damage),
-    -- The rate of a month with two uploads is 0, 50 or 100 %, and would flatten all others.
-    minimum AS (SELECT if(max(with_flag) >= 10, 10, 1) AS uploads FROM damage),
-    types AS (SELECT rank, name, sum(with_flag) AS with_flag, sum(damaged) AS damaged FROM damage GROUP BY ALL),
-    finding AS (SELECT if(sum(damaged) = 0, 'None of ' || plural(sum(with_flag), 'upload') || ' shows damage',
-        percent(sum(damaged), sum(with_flag)) || ' of the uploads of these months show damage; “'
-        || first(name ORDER BY damaged / with_flag DESC, rank) || '” most often: '
-        || first(percent(damaged, with_flag) ORDER BY damaged / with_flag DESC, rank)) AS finding
-        FROM types WHERE with_flag > 0)
-    SELECT finding, 'Percentage of the uploads with a damage flag, by the month they were taken, '
-           || strftime(first, '%b %Y') || ' to ' || strftime(last, '%b %Y') || '.'
-           || if(minimum.uploads > 1,
-                 ' Months with fewer than ' || minimum.uploads || ' uploads are only in the table.', '') AS note,
-           types.name || ': ' || percent(types.damaged, types.with_flag) || ' of ' || amount(types.with_flag) AS chart,
-           'damage rate by month, in percent' AS unit, strftime(month, '%b %Y') AS label,
-           CASE WHEN damage.with_flag >= minimum.uploads THEN 100 * damage.damaged / damage.with_flag END AS value,
-           strftime(month, '%b %Y') || ': ' || percent(damage.damaged, damage.with_flag) || ' ('
-           || amount(damage.damaged) || ' of ' || amount(damage.with_flag) || ')' AS tip
-    FROM types CROSS JOIN months LEFT JOIN damage USING (rank, month), finding, minimum ORDER BY rank, month
-"""
-_KINDS: Final = """
-    SELECT damage_type_desc AS name, count(*) AS part, max(part) OVER () AS whole, part AS weight,
-           sum(part) OVER () AS total, share(part, total) AS text, NULL AS note
-    FROM uploads WHERE has_damage GROUP BY name"""
-_AGES: Final = """
-    WITH aged AS (SELECT CASE WHEN started_at IS NULL THEN 6 ELSE len(list_filter([1, 7, 30, 90, 365],
-                                   lambda days: started_at <= now - to_days(days))) END AS bucket, count(*) AS runs
-                  FROM open_runs, page GROUP BY ALL),
-    ages AS (SELECT unnest(range(7)) AS bucket, unnest(['under a day', '1 to 7 days', '7 to 30 days', '30 to 90 days',
-                    '90 days to a year', 'over a year', 'start unknown']) AS age)
-    SELECT (SELECT plural(sum(runs), 'workflow run is', 'workflow runs are') || ' open, '
-                   || amount(coalesce(sum(runs) FILTER (bucket IN (4, 5)), 0)) || ' of them for more than 90 days'
-            FROM aged) AS finding,
-           age AS "Age", coalesce(runs, 0) AS part, max(runs) OVER () AS whole,
-           share(part, (SELECT sum(runs) FROM aged)) AS "Open runs"
-    FROM ages LEFT JOIN aged USING (bucket) WHERE EXISTS (FROM aged) AND (bucket < 6 OR runs > 0) ORDER BY bucket
-"""
-_FIELDS: Final = """
-    SELECT name, count(DISTINCT file_id) FILTER (trim(value) <> '') AS part, any_value(files) AS whole, part AS weight,
-           share(part, whole) AS text, 'Percentage of all ' || amount(whole) || ' files.' AS note, NULL AS total
-    FROM fields, (SELECT files FROM page WHERE files > 0) GROUP BY name"""
-_QUESTIONS: Final = """
-    SELECT label AS name, count(*) FILTER (trim(value) <> '') AS part, count(*) AS whole, whole AS weight,
-           share(part, whole) AS text, NULL AS note, NULL AS total
-    FROM form_answers GROUP BY label"""
-_LEAST_ANSWERED: Final = """
-    if(max(names) > count(*), 'Of the ' || count(*) || ' most frequent questions, ', '') || CASE
-        WHEN min(part / whole) < 1 THEN '“' || display(first(name ORDER BY part / whole, weight DESC, name))
-             || '” is answered least: ' || first(percent(part, whole) ORDER BY part / whole, weight DESC, name)
-             || ' of the time'
-        WHEN max(names) > count(*) THEN 'every one is always answered'
-        ELSE 'Every question is always answered' END"""
 _RUNS: Final = """
     WITH unit AS (SELECT CASE WHEN max(seconds) > 10800 THEN 3600.0 WHEN max(seconds) > 300 THEN 60.0 ELSE 1.0 END
                          AS size, CASE size WHEN 3600 THEN 'hours' WHEN 60 THEN 'minutes' ELSE 'seconds' END AS name
@@ -188,76 +103,6 @@ _DETECTED: Final = """
            span || ': ' || plural(deletions.files, 'file') AS tip, since
     FROM deletions, page WHERE deleted_files > 0 ORDER BY since"""
 PANELS: Final = (
-    Panel(
-        "activity",
-        "Files and uploads per day",
-        "bars",
-        _ACTIVITY,
-        empty="No files in the lake yet.",
-        details="The days as a table",
-        details_sql='SELECT day AS "Day (UTC)", files AS "Files", uploads AS "Uploads" FROM days ORDER BY day DESC',
-    ),
-    Panel(
-        "damage",
-        "Damage",
-        "bars",
-        _RATES,
-        empty="No upload of the last two years has a damage flag.",
-        details="The rates as a table",
-        details_sql="""
-            SELECT name AS "Type", strftime(month, '%Y-%m') AS "Month", damaged AS "With damage",
-                   with_flag AS "Uploads", percent(damaged, with_flag) AS "Rate" FROM damage ORDER BY rank, month""",
-    ),
-    Panel(
-        "damage",
-        "",
-        "meters",
-        _list_names(
-            _KINDS,
-            "Kind of damage",
-            "Uploads",
-            """coalesce('“' || display(first(name ORDER BY part DESC, name) FILTER (trim(name) <> ''))
-                        || '” is the most frequent kind: '
-                        || first(percent(part, total) ORDER BY part DESC, name) FILTER (trim(name) <> '')
-                        || ' of ' || amount(max(total)) || ' damaged uploads', 'No damaged upload names its kind')""",
-        ),
-        "Uploads of all time.",
-    ),
-    Panel(
-        "workflows",
-        "Open workflow runs",
-        "meters",
-        _AGES,
-        "Age at the time of this page. All of them: SELECT * FROM open_workflow_runs ORDER BY age_days DESC.",
-        "No workflow run is open.",
-        "The oldest ones",
-        f"""
-            SELECT oldest.file_id::VARCHAR AS "File", display(scan_code) AS "Reference",
-                   display(workflow) AS "Workflow", started_at AS "Started (UTC)"
-            FROM (FROM open_runs ORDER BY started_at, file_id, id LIMIT {_MAX_NAMES}) AS oldest
-            LEFT JOIN files ON files.file_id = oldest.file_id ORDER BY started_at, oldest.file_id""",
-    ),
-    Panel(
-        "completeness",
-        "Fields and forms",
-        "meters",
-        _list_names(
-            _FIELDS,
-            "Field",
-            "Files with a value",
-            """'The most used of ' || plural(max(names), 'field') || ' is filled in ' || percent(max(part), max(whole))
-               || ' of the files'""",
-        ),
-        empty="No custom field has a value yet.",
-    ),
-    Panel(
-        "completeness",
-        "",
-        "meters",
-        _list_names(_QUESTIONS, "Question", "Answered", _LEAST_ANSWERED),
-        "Percentage of answers over all forms; the most frequent questions first.",
-        "No form has been submitted yet.",
-    ),
     Panel(
         "runs",
         "Runs",

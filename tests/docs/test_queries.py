@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,8 +20,11 @@ from pipeline.pages.browse import DOCUMENTED_QUERIES
 from schemas.tables import TABLES
 from tests.docs import documents
 from tests.docs.conftest import CREATED, DELETED, UPDATED
+from tests.oracle import expected as expect_rows
 
 if TYPE_CHECKING:
+    from datetime import date
+
     from tests.docs.conftest import PopulatedLake
 
 QUERIES: Final = documents.QUERIES.section("Documented queries").blocks("sql")
@@ -56,7 +59,7 @@ def test_the_table_functions_are_named() -> None:
 def test_the_browse_page_offers_the_same() -> None:
     """The page numbers its queries; the SQL page has those that read one catalog, under their question."""
     found = re.findall(r"^\*\*(\d+)\. (.+?)\*\*.*?^```sql\n(.*?)^```", documents.QUERIES.text, re.MULTILINE | re.DOTALL)
-    assert [int(number) for number, _, _ in found] == list(range(1, 14))
+    assert [int(number) for number, _, _ in found] == list(range(1, 18))
     assert [query for _, _, query in found] == QUERIES
     one_catalog = {title: query.strip() for _, title, query in found if "ATTACH" not in query}
     assert list(one_catalog.items()) == list(DOCUMENTED_QUERIES.items())
@@ -157,6 +160,30 @@ def test_the_answers_are_what_the_service_holds(populated_lake: PopulatedLake, l
     assert (len(found), deleted - set(found)) == (DELETED, set())
 
 
+def test_contents_are_what_the_service_holds(populated_lake: PopulatedLake, lake: duckdb.DuckDBPyConnection) -> None:
+    """Queries 13 to 16 count what the naive reader of the interface finds, values of spaces as none."""
+    truth = expect_rows(populated_lake.after)
+    days = {name: Counter(row["created_at"].date() for row in truth[name]) for name in ("files", "uploads")}
+    newest = sorted(days["files"] | days["uploads"], reverse=True)[:30]
+    assert _run(lake, _query("kind = 'upload'")) == [(day, days["files"][day], days["uploads"][day]) for day in newest]
+    flags: defaultdict[tuple[date, str], list[bool]] = defaultdict(list)
+    for row in truth["uploads"]:
+        if row["has_damage"] is not None:
+            taken = (row["scan_date_time"] or row["created_at"]).date().replace(day=1)
+            flags[taken, row["upload_type"]].append(row["has_damage"])
+    found = _run(lake, _query("most_frequent_damage"))
+    assert len(found) == min(len(flags), 40)
+    assert {row[:2]: row[2:4] for row in found}.items() <= {key: (len(x), sum(x)) for key, x in flags.items()}.items()
+    asked = Counter(row["label"] for row in truth["form_answers"])
+    answered = Counter(row["label"] for row in truth["form_answers"] if (row["value"] or "").strip(" "))
+    questions = {row[0]: row[1:3] for row in _run(lake, _query("label AS question"))}
+    assert len(questions) == min(len(asked), 20)
+    assert questions.items() <= {label: (asked[label], answered[label]) for label in asked}.items()
+    holders = {(row["name"], row["file_id"]) for row in truth["fields"] if (row["value"] or "").strip(" ")}
+    fields = Counter(name for name, _ in holders)
+    assert sum(row[1] for row in _run(lake, _query("files_with_value"))) == sum(dict(fields.most_common(20)).values())
+
+
 def test_times_to_closing_are_known_or_null(lake: duckdb.DuckDBPyConnection) -> None:
     """Query 12 has a time for closings between two fetches only, and every other closing in a line without one."""
     found = _run(lake, _query("closed_seen_at"))
@@ -170,7 +197,7 @@ def test_times_to_closing_are_known_or_null(lake: duckdb.DuckDBPyConnection) -> 
 
 
 def test_time_travel_counts_what_changed(lake: duckdb.DuckDBPyConnection) -> None:
-    """Query 13 counts what was created, updated and deleted since the first sync."""
+    """Query 17 counts what was created, updated and deleted since the first sync."""
     found = dict(_run(lake, _query("ATTACH")))
     # A file can be updated or created, and deleted afterwards.
     assert CREATED - DELETED <= found["added"] <= CREATED

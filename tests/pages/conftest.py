@@ -12,7 +12,7 @@ from tests.lake_copies import copy_lake
 from tests.made_once import make_once
 from tests.pages.browse_client import Visitor, open_browse
 from tests.pages.browser import Tab, installed, running, tab
-from tests.pages.page_lakes import HOSTILE_ROWS, build_lake, build_populated_lake, page_of
+from tests.pages.page_lakes import HOSTILE, HOSTILE_ROWS, build_lake, build_populated_lake, page_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -78,7 +78,7 @@ def empty_lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def hostile_lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A lake whose every name is hostile; tests must not change it."""
-    return _build_once(tmp_path_factory, "hostile_lake", {7: 1}, HOSTILE_ROWS)
+    return _build_once(tmp_path_factory, "hostile_lake", {7: 1}, HOSTILE_ROWS, HOSTILE)
 
 
 @pytest.fixture

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline.emulator import Emulator, Quirks
 from pipeline.errors import AuthenticationError
 from pipeline.lake.lake import Lake
+from pipeline.lake.ledger_queries import Commit
 from pipeline.lake.reader import open_catalog
 from pipeline.pages.dashboard import load_dashboard, render_dashboard
 from pipeline.progress import Progress
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
+from schemas.file_versions import Reject
 from tests.lake.lake_builder import commit
 from tests.sync.sync_harness import opened, synced
 
@@ -81,13 +83,19 @@ async def verified(emulator: Emulator, folder: Path) -> None:
 
 
 def build_lake(
-    folder: Path, files: Mapping[int, int] | None = None, rows: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+    folder: Path,
+    files: Mapping[int, int] | None = None,
+    rows: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    reason: str = "",
 ) -> None:
-    """A lake made of rows: files as {file_id: snap_count}, children by table."""
+    """A lake made of rows: files as {file_id: snap_count}, children by table, a reject with an unknown key if named."""
     at = int(NOW.timestamp() * 1_000_000)
     with Lake(folder, doing="the test") as lake:
         if files:
             commit(lake, files, rows)
+        if reason:
+            rejects, drift = [Reject(None, reason, b"{}")], {("files", reason, "unknown"): 1}
+            lake.commit(Commit(lake.ledger.next_commit_seq(), "r0", at, rejects=rejects, drift=drift))
         lake.publish("r1", at=at, complete=True, watermark=at)
 
 
@@ -113,19 +121,19 @@ def open_page_macros(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         yield lake
 
 
-def rows_of(data: Dashboard, key: str, number: int = 0) -> list[dict[str, Any]]:
-    """The rows of a section's panel."""
-    return [filled for filled in data.panels if filled.panel.key == key][number].rows
+def rows_of(data: Dashboard, key: str) -> list[dict[str, Any]]:
+    """The rows of a panel."""
+    return next(filled for filled in data.panels if filled.panel.key == key).rows
 
 
 def details_of(data: Dashboard, key: str) -> list[dict[str, Any]]:
-    """The rows of the table of values below a section's first panel."""
+    """The rows of the table of values below a panel."""
     return next(filled for filled in data.panels if filled.panel.key == key).details
 
 
-def page_of(folder: Path, now: datetime = NOW) -> str:
+def page_of(folder: Path, now: datetime = NOW, ledger: LedgerState | None = None) -> str:
     """The lake's page."""
-    return render_dashboard(load_data(folder, now))
+    return render_dashboard(load_data(folder, now, ledger))
 
 
 def asked(folder: Path, sql: str) -> list[tuple[Any, ...]]:
