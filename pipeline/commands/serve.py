@@ -31,7 +31,7 @@ from schemas.timestamps import to_datetime
 
 GROUP: Final = "Use the data"
 
-_MAX_RUNS: Final = 50  # on the dashboard
+_MAX_RUNS: Final = 20  # on the dashboard
 _HEAD_BYTES: Final = 2_000  # of a page; they include the generator field
 
 

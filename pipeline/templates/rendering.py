@@ -57,11 +57,9 @@ def is_web_address(text: str | None) -> bool:
 
 
 def _show(value: Any) -> Any:
-    """Return what a template shows of a value. None is nothing; positions of charts have at most three decimals."""
+    """Return what a template shows of a value. None is nothing."""
     if value is None:
         return ""
-    if isinstance(value, float):
-        return f"{value:.3f}".rstrip("0").rstrip(".")
     return _redact_line(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any, Final
@@ -21,10 +21,8 @@ from tests.lake.lake_builder import commit
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-    import duckdb
 
     from pipeline.pages.dashboard import Dashboard, LedgerState
 
@@ -113,22 +111,9 @@ def load_data(folder: Path, now: datetime = NOW, ledger: LedgerState | None = No
         return load_dashboard(lake, folder.name, now, ledger)
 
 
-@contextmanager
-def open_page_macros(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The catalog with the macros of the panels."""
-    with open_catalog(Settings(lake=folder)) as lake:
-        load_dashboard(lake, folder.name, NOW)
-        yield lake
-
-
 def rows_of(data: Dashboard, key: str) -> list[dict[str, Any]]:
     """The rows of a panel."""
-    return next(filled for filled in data.panels if filled.panel.key == key).rows
-
-
-def details_of(data: Dashboard, key: str) -> list[dict[str, Any]]:
-    """The rows of the table of values below a panel."""
-    return next(filled for filled in data.panels if filled.panel.key == key).details
+    return next(rows for panel, rows in data.panels if panel.key == key)
 
 
 def page_of(folder: Path, now: datetime = NOW, ledger: LedgerState | None = None) -> str:

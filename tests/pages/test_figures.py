@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pipeline.emulator import Emulator
-from pipeline.formatting import format_bytes
 from pipeline.lake.lake import Lake
 from pipeline.pages.dashboard import LedgerState, render_dashboard
 from tests.lake.lake_builder import commit
-from tests.pages.page_lakes import NOW, POPULATED_FILES, ParsedPage, asked, details_of, load_data, rows_of
+from tests.pages.page_lakes import NOW, POPULATED_FILES, ParsedPage, asked, load_data, rows_of
 from tests.sync.sync_harness import synced
 
 if TYPE_CHECKING:
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
     from pipeline.pages.dashboard import Dashboard
     from tests.pages.conftest import PopulatedLake
-
-MONTHS = 24
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +35,8 @@ def _read_text(data: Dashboard) -> str:
 def test_what_the_catalog_says_of_itself(populated_lake: PopulatedLake, figures: Dashboard) -> None:
     """Runs, verifies, drift, deletions and size are those of the catalog, and reach the page."""
     data, text = figures, _read_text(figures)
-    runs = asked(populated_lake.folder, "SELECT run_id, state, error FROM meta.runs ORDER BY started_at")
-    shown = [(row["run_id"], row["State"], row["Error"] or None) for row in reversed(details_of(data, "runs"))]
-    assert shown == runs
+    runs = asked(populated_lake.folder, "SELECT started_at, state, error FROM meta.runs ORDER BY 1 DESC")
+    assert [(row["Started (UTC)"], row["State"], row["Error"] or None) for row in rows_of(data, "runs")] == runs
     assert [state for _, state, _ in runs].count("failed") == 1
     assert [row["Result"] for row in rows_of(data, "verifications")] == ["consistent"]
     ((uploads,),) = asked(populated_lake.folder, "SELECT count(*) FROM uploads")
@@ -49,10 +45,9 @@ def test_what_the_catalog_says_of_itself(populated_lake: PopulatedLake, figures:
     assert tiles["Schema drift"][0] == str(keys)
     assert rows_of(data, "drift")[0]["finding"].startswith(f"{keys} keys ")
     deletions = rows_of(data, "deletions")
-    assert sum(row["value"] for row in deletions) == data.page["deleted_files"] == 7
-    assert deletions[0]["unit"] == "detected deletions, by day (UTC)"
+    assert sum(row["Files"] for row in deletions) == data.page["deleted_files"] == 7
     ((size, parts),) = asked(populated_lake.folder, "SELECT sum(bytes), count(*) FROM physical.parts")
-    assert tiles["Size"] == (format_bytes(size), f"{parts} parts in this snapshot")
+    assert tiles["Size"] == (f"{size // 100 / 10:.1f} kB", f"{parts} parts in this snapshot")
     for words in (
         f"Files {POPULATED_FILES} {data.page['deleted_files']} files deleted in the service",
         f"Uploads {uploads:,} ",
@@ -89,23 +84,24 @@ def test_runs_that_did_not_finish(empty_lake: Path) -> None:
         return _read_text(load_data(empty_lake, ledger=LedgerState(runs=runs)))
 
     text = text_of(made_up)
-    assert "2 of the last 4 runs did not finish, the latest 2h before this page was created" in text
+    assert "2 of the last 4 runs did not finish, the latest of 2026-11-21 05:00:00 UTC" in text
     assert "The last run" not in text
     assert "The last run (sync) did not finish: error 2." in text_of(made_up[:3])
     assert "The one run did not fail" in text_of(made_up[1:2])
 
 
-def test_deletions_far_apart(tmp_path: Path) -> None:
-    """Deletions further apart than the days that are shown come by month."""
+def test_deletions_of_many_days(tmp_path: Path) -> None:
+    """The newest days have a line each; the others are one line with their sum."""
     at = int(NOW.timestamp() * 1_000_000)
     with Lake(tmp_path / "lake", doing="the test") as lake:
-        commit(lake, dict.fromkeys(range(5), 0))
-        commit(lake, {}, gone=[1], stamp=-400 * 86_400_000_000)
-        commit(lake, {}, gone=[2, 3])
+        commit(lake, dict.fromkeys(range(20), 0))
+        for day in range(15):
+            commit(lake, {}, gone=[day] if day else [0, 16, 17], stamp=-day * 86_400_000_000)
         lake.publish("r1", at=at, complete=True, watermark=at)
     data = load_data(tmp_path / "lake")
     deletions = rows_of(data, "deletions")
-    assert (deletions[0]["unit"], len(deletions)) == ("detected deletions, by month (UTC)", MONTHS)
-    months = {row["since"]: row["value"] for row in deletions if row["value"]}
-    assert months == {date(2025, 10, 1): 1, date(2026, 11, 1): 2}
-    assert "most were detected in Nov 2026 (2)" in _read_text(data)
+    assert [row["Files"] for row in deletions] == [3, *[1] * 11]
+    newest = deletions[0]["Detected (UTC)"]
+    assert [row["Detected (UTC)"] for row in deletions] == [newest - timedelta(day) for day in range(12)]
+    assert "17 files are deleted in the service" in _read_text(data)
+    assert "and 3 earlier days: 3" in _read_text(data)

@@ -7,15 +7,15 @@ import hashlib
 import re
 from datetime import datetime, timedelta
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
 from pipeline.formatting import format_bytes, format_duration
 from pipeline.logs import register_secrets
-from pipeline.pages.dashboard import LedgerState, axis_values, build_charts, render_dashboard
+from pipeline.pages.dashboard import LedgerState, render_dashboard
 from pipeline.templates.rendering import ENVIRONMENT, is_web_address
-from tests.pages.page_lakes import HOSTILE, NOW, ParsedPage, asked, load_data, open_page_macros, page_of
+from tests.pages.page_lakes import HOSTILE, NOW, ParsedPage, asked, load_data, page_of
 from tests.rows import every
 
 if TYPE_CHECKING:
@@ -51,10 +51,7 @@ def test_the_page_needs_nothing_but_itself(populated_page: str) -> None:
     pointed = {value[1:] for value in read.values("href") if value.startswith("#")}
     pointed |= {each for value in read.values("aria-labelledby") for each in value.split()}
     assert pointed <= set(ids)
-    pictures = [attributes for tag, attributes in read.tags if attributes.get("role") == "img"]
-    assert len(pictures) >= 3
-    assert all(attributes.get("aria-labelledby") for attributes in pictures)
-    assert 20_000 < len(populated_page.encode()) < 100_000
+    assert 10_000 < len(populated_page.encode()) < 50_000
 
 
 def test_an_empty_lake(empty_lake: Path) -> None:
@@ -106,52 +103,16 @@ def test_what_needs_attention_comes_first(populated_lake: PopulatedLake) -> None
     assert ("verdict problems" in early, "verdict problems" in late) == (False, True)
 
 
-# The pieces
-
-
-@every(
-    ("most", "ticks"),
-    [(0, (0, 1)), (1, (0, 1)), (3, (0, 1, 2, 3)), (7, (0, 2, 4, 6, 8)), (99, (0, 25, 50, 75, 100)),
-     (1_234_567, (0, 500_000, 1_000_000, 1_500_000)), (float("nan"), (0, 1))],
-)  # fmt: skip
-def test_axes_end_at_round_numbers(most: float, ticks: tuple[float, ...]) -> None:
-    """An axis begins at 0, goes in round steps, and reaches the greatest value."""
-    assert tuple(axis_values([{"value": most}, {"value": None}])) == ticks
-
-
-def draw(rows: list[dict[str, Any]]) -> ParsedPage:
-    """The chart of some rows, as a reader finds it."""
-    (chart,) = build_charts("key", [{"finding": "says", "unit": "files", **row} for row in rows])
-    macros: Any = ENVIRONMENT.get_template("charts.html.jinja").module
-    return ParsedPage(macros.draw(chart))
-
-
-def test_heights_are_the_values() -> None:
-    """A column's height is its share of the axis; the least one is seen; a failure has a cross, column or not."""
-    values = ((100, False), (50, False), (0.001, True), (None, False), (None, True))
-    plot = draw([{"value": value, "failed": failed, "label": "day", "tip": "tip"} for value, failed in values])
-    bars = [each for tag, each in plot.tags if tag == "rect"]
-    heights = [float(each["height"] or 0) for each in bars]
-    assert [each["class"] for each in bars] == ["mark", "mark", "failed"]
-    assert [heights[0] / heights[1], heights[2]] == [2, 1]
-    assert len({float(each["y"] or 0) + float(each["height"] or 0) for each in bars}) == 1
-    assert len([each for tag, each in plot.tags if tag == "text" and each.get("class") == "cross"]) == 2
-
-
 SIZES: Final = {0: "0 bytes", 999: "999 bytes", 1_500: "1.5 kB", 99_950: "100.0 kB", 123_456: "123 kB",
                 10**9: "1.0 GB", 5 * 10**15: "5.0 PB"}  # fmt: skip
 SPANS: Final = {0: "0s", 1: "1s", 119: "1m59s", 120: "2m", 7_199: "1h59m", 7_200: "2h", 90_061: "1d1h", 172_800: "2d"}
 
 
-def test_sizes_and_spans(empty_lake: Path) -> None:
+def test_sizes_and_spans() -> None:
     """Sizes come in powers of a thousand, spans in the largest units, in all output."""
     assert {number: format_bytes(number) for number in SIZES} == SIZES
     assert {seconds: format_duration(seconds) for seconds in SPANS} == SPANS
     assert [format_duration(seconds) for seconds in (2.25, 59.6)] == ["2.2s", "1m"]
-    with open_page_macros(empty_lake) as lake:
-        for macro, texts in (("size_text", SIZES), ("span", SPANS)):
-            (found,) = lake.execute(f"SELECT {', '.join(f'{macro}({value})' for value in texts)}").fetchall()
-            assert list(found) == list(texts.values())
 
 
 # The templates
