@@ -19,7 +19,7 @@ from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError, StorageError
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.ledger_queries import RunRecord
-from pipeline.lake.reader import read_live_state, run_interruptibly
+from pipeline.lake.reader import LiveState, read_live_state, run_interruptibly
 from pipeline.monitoring.run_history import find_failures
 from pipeline.pages.catalog_access import CatalogAccess
 from pipeline.pages.dashboard import GENERATOR, LedgerState, load_dashboard, render_dashboard
@@ -88,8 +88,9 @@ def _serve(context: CommandContext, settings: Settings, port: int) -> ExitCode:
         sys.stdout.flush()
 
     access = CatalogAccess(settings)
+    source = _choose_source(settings, read_live_state(settings.lake, runs=0))
     render = partial(_render, settings, access, is_served=True)
-    site = Site(access, settings.lake.resolve().name, partial(_read_source, settings), render)
+    site = Site(access, settings.lake.resolve().name, source, render)
     asyncio.run(site.serve(port, announce))
     if access.is_stuck:  # DuckDB's thread would wake up in an interpreter that ends, and abort the process
         os._exit(ExitCode.OK)
@@ -137,10 +138,10 @@ def _render(settings: Settings, access: CatalogAccess, *, is_served: bool) -> st
 
 
 def _read_ledger(settings: Settings) -> LedgerState:
-    ledger = LedgerState(source=_read_source(settings))
+    state = read_live_state(settings.lake, runs=_MAX_RUNS)
+    ledger = LedgerState(source=_choose_source(settings, state))
     if (record := read_publish_record(settings)) is not None and record["problem"] is not None:
         ledger = replace(ledger, remote_problem=str(PublishOutcome.from_record(record)))
-    state = read_live_state(settings.lake, runs=_MAX_RUNS)
     if state is None:
         return ledger
     failures, pause = find_failures(settings.lake, state), state.properties.rollback_pause
@@ -160,7 +161,6 @@ def _to_row(record: RunRecord) -> tuple[object, ...]:
             record.rejects, record.error)  # fmt: skip
 
 
-def _read_source(settings: Settings) -> str | None:
+def _choose_source(settings: Settings, state: LiveState | None) -> str | None:
     """Return the address of the service whose files the lake has."""
-    state = read_live_state(settings.lake, runs=0)
     return (None if state is None else state.properties.source) or settings.base_url

@@ -67,7 +67,7 @@ def _build_headers(policy: str, **more: str) -> dict[str, str]:
 
 
 class Site:
-    """The pages of a lake. `read_source` returns the address of the service, `render_dashboard` the first page.
+    """The pages of a lake. `source` is the address of the service; `render_dashboard` returns the first page.
 
     A random key for the life of the site protects the rows. The browser gets it with the printed address and keeps it
     as a cookie, which is not sent with requests that another site starts, and which no script can read.
@@ -77,12 +77,12 @@ class Site:
         self,
         access: CatalogAccess,
         lake: str,
-        read_source: Callable[[], str | None],
+        source: str | None,
         render_dashboard: Callable[[], str],
     ) -> None:
         self._access = access
         self._lake = lake
-        self._read_source = read_source
+        self._source = source
         self._render_dashboard = render_dashboard
         self._key = secrets.token_urlsafe(24)
 
@@ -171,7 +171,7 @@ class Site:
         frame: dict[str, Any] = {
             "heading": page.heading,
             "lake": self._lake,
-            "source": self._read_source(),
+            "source": self._source,
             "snapshot": snapshot,
         }
         policy = build_policy(page.script, *_POLICY_RULES)
