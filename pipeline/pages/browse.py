@@ -100,13 +100,16 @@ def build_rows_page(lake: duckdb.DuckDBPyConnection, name: str, url: URL, query:
     where = f" WHERE {conditions}" if conditions else ""
     first = (page - 1) * ROWS_PER_PAGE
     order = f" ORDER BY {_order(table, sort, is_descending=is_descending)}"
-    sql, count = f"SELECT * FROM {table.sql_name}{where}{order}", None
-    page_sql = f"{sql} LIMIT {ROWS_PER_PAGE + 1} OFFSET {first}"
-    is_view_of_files = _FILE in table.columns and table.name not in _DECLARED
-    if is_view_of_files and not sort:
-        count, page_sql = _select_page_by_file(lake, f"{table.sql_name}{where}", first, order)
-    elif not is_view_of_files:  # to count the rows of such a view takes half as long as to sort them
-        count = _count_rows(lake, table, where)
+    source, limit = f"{table.sql_name}{where}", f"LIMIT {ROWS_PER_PAGE + 1} OFFSET {first}"
+    sql = f"SELECT * FROM {source}{order}"
+    page_sql = f"{sql} {limit}"
+    is_view_of_files = _FILE in table.columns and table.name not in _TABLES
+    # A count of such a view takes half as long as its rows.
+    count = None if is_view_of_files else _count_rows(lake, table, where)
+    if table.name in _TABLES:  # sorts the numbers of the rows alone: page 900 of 157,000 uploads takes 14 ms, not 103
+        page_sql = f"FROM {table.sql_name} WHERE rowid IN (SELECT rowid FROM {source}{order} {limit}){order}"
+    elif is_view_of_files and not sort:
+        count, page_sql = _select_page_by_file(lake, source, first, order)
     result = read_query(lake, page_sql, ROWS_PER_PAGE)
     sorted_url = url.without_query_params("page", "desc")
     reversed_url = sorted_url if is_descending else sorted_url.update_query(desc="1")

@@ -71,10 +71,11 @@ FROM (SELECT created_at::DATE AS day, 'file' AS kind FROM files
 GROUP BY day ORDER BY day DESC LIMIT 30;
 
 -- Which uploads show damage, by month and type?
-SELECT date_trunc('month', coalesce(scan_date_time, created_at))::DATE AS month, upload_type, count(*) AS told,
-       count(*) FILTER (has_damage) AS with_damage, round(100 * with_damage / told, 1) AS percent,
+SELECT date_trunc('month', coalesce(scan_date_time, created_at))::DATE AS month, upload_type,
+       count(*) AS with_flag, count(*) FILTER (has_damage) AS with_damage,
+       round(100 * with_damage / with_flag, 1) AS percent,
        mode(damage_type_desc) FILTER (has_damage) AS most_frequent_damage
-FROM uploads WHERE has_damage IS NOT NULL GROUP BY month, upload_type ORDER BY month DESC, told DESC LIMIT 40;
+FROM uploads WHERE has_damage IS NOT NULL GROUP BY month, upload_type ORDER BY month DESC, upload_type LIMIT 40;
 
 -- Which questions are answered least?
 SELECT label AS question, count(*) AS asked, count(*) FILTER (trim(value) <> '') AS answered,
