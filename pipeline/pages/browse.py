@@ -19,9 +19,10 @@ from pipeline.lake.catalog_tables import IMAGES_TABLE
 from pipeline.lake.history import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.reader import fetch_dicts
 from pipeline.lake.sql import sql_identifier, sql_literal
+from pipeline.lake.views import FILE_SUMMARY
 from pipeline.pages.catalog_access import BrowsePage, NothingFoundError, list_catalog_tables, read_queries, read_query
 from pipeline.templates.rendering import read_script
-from schemas.tables import TABLES
+from schemas.tables import FILES, TABLES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +45,8 @@ _DECLARED: Final = {table.name if table.schema == "main" else table.qualified_na
 _TIE_BREAKS: Final = ("position", "submit_position")
 _TABLES: Final = (*_DECLARED, FILE_VERSIONS.name, FILE_EVENTS.name, IMAGES_TABLE)
 _FILE: Final = "file_id"
+_ROW_PER_FILE: Final = (FILE_SUMMARY.name, "fields_wide")
+"""Views with exactly one row per file: the table files numbers their rows (12 ms; the view itself takes 94)."""
 _ORDER_COLUMNS: Final = 3
 """Of a view. DuckDB reads its other columns for the page's rows only; to sort by documents takes ten times as long."""
 MAX_ROWS: Final = 500
@@ -109,7 +112,8 @@ def build_rows_page(lake: duckdb.DuckDBPyConnection, name: str, url: URL, query:
     if table.name in _TABLES:  # sorts the numbers of the rows alone: page 900 of 157,000 uploads takes 14 ms, not 103
         page_sql = f"FROM {table.sql_name} WHERE rowid IN (SELECT rowid FROM {source}{order} {limit}){order}"
     elif is_view_of_files and not sort:
-        count, page_sql = _select_page_by_file(lake, source, first, order)
+        numbered = FILES.name if table.name in _ROW_PER_FILE and not where else source
+        count, page_sql = _select_page_by_file(lake, source, numbered, first, order)
     result = read_query(lake, page_sql, ROWS_PER_PAGE)
     sorted_url = url.without_query_params("page", "desc")
     reversed_url = sorted_url if is_descending else sorted_url.update_query(desc="1")
@@ -186,15 +190,18 @@ def _count_rows(lake: duckdb.DuckDBPyConnection, table: BrowsedTable, where: str
     return int(count or 0)
 
 
-def _select_page_by_file(lake: duckdb.DuckDBPyConnection, source: str, first: int, order: str) -> tuple[int, str]:
+def _select_page_by_file(
+    lake: duckdb.DuckDBPyConnection, source: str, numbered: str, first: int, order: str
+) -> tuple[int, str]:
     """Return the number of rows of a view, and the query for a page of them: it reads the files of the page alone.
 
-    DuckDB computes a view's values for all files before it sorts, but passes a range of files down to its tables.
+    `numbered` has a row with the file's id for each row of `source`. DuckDB computes a view's values for all
+    files before it sorts, but passes a range of files down to its tables.
     """
     numbers = "row_number() OVER (ORDER BY file_id) AS number, rank() OVER (ORDER BY file_id) AS of_file"
     ((count, before, *bounds),) = read_query(
         lake,
-        f"WITH numbered AS (SELECT file_id, {numbers} FROM {source}) SELECT count(*), min(of_file) FILTER (number >"
+        f"WITH numbered AS (SELECT file_id, {numbers} FROM {numbered}) SELECT count(*), min(of_file) FILTER (number >"
         f" {first}) - 1, min(file_id) FILTER (number > {first}),"
         f" max(file_id) FILTER (number <= {first + ROWS_PER_PAGE + 1}) FROM numbered",
         1,
