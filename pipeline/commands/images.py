@@ -7,15 +7,13 @@ import typer
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.images.download import fetch_images, plan_images
+from pipeline.images.download import fetch_images, plan_images, publish_images
 from pipeline.images.image_writer import ImageSummary
 from pipeline.images.work_list import ImageSelection, WorkCounts
 from pipeline.lake.folder_checks import require_lake
-from pipeline.lake.image_store import last_image_change
 from pipeline.logs import to_one_line
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.settings import require_base_url
-from schemas.timestamps import now_us
 
 GROUP: Final = "Fetch data"
 RESULT: Final = ImageSummary | WorkCounts
@@ -53,16 +51,15 @@ def run(
     require_base_url(settings)
     selection = ImageSelection(where, settings.images_thumbnails, retry)
     if dry_run:
-        counts = plan_images(require_lake(settings.lake), settings, selection)
+        require_lake(settings.lake)
+        counts = plan_images(settings, selection)
         return context.print_result(counts, _format_plan(counts))
     token = context.token(settings)
     with open_writable_lake(settings, "images") as lake:
-        before = last_image_change(lake.ledger)
         try:
             summary = fetch_images(lake, settings, token, selection, context.progress())
         finally:
-            if last_image_change(lake.ledger) != before:
-                lake.republish(at=now_us())
+            publish_images(lake)
     code = ExitCode.REJECTS if summary.has_new_rejects else ExitCode.OK
     return context.print_result(summary, "" if context.quiet else format_summary(summary), code)
 

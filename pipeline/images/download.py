@@ -24,8 +24,16 @@ from pipeline.formatting import pluralize
 from pipeline.images.image_writer import MAX_WORKERS, ImageSummary, ImageWriter
 from pipeline.images.storing import can_decode
 from pipeline.images.work_list import LINK_KEYS, WorkCounts, WorkList
-from pipeline.lake.image_store import CompleteDownload, ImageKey, ImageRecord, ImageState, read_totals, remove_files
-from pipeline.lake.reader import limit_address_space, open_catalog, open_ledger_readonly
+from pipeline.lake.image_store import (
+    CompleteDownload,
+    ImageKey,
+    ImageRecord,
+    ImageState,
+    last_image_change,
+    read_totals,
+    remove_files,
+)
+from pipeline.lake.reader import limit_address_space, open_catalog
 from pipeline.logs import get_logger
 from pipeline.process import run_async
 from pipeline.progress import ImageProgress, RateEstimator
@@ -44,7 +52,6 @@ if TYPE_CHECKING:
     from pipeline.images.work_list import ImageSelection, WorkItem
     from pipeline.lake.image_store import IncomingFile
     from pipeline.lake.lake import Lake
-    from pipeline.lake.layout import LakeLayout
     from pipeline.progress import Progress
     from pipeline.settings import Settings
 
@@ -317,10 +324,17 @@ class LinkRenewer:
 # A run
 
 
-def plan_images(layout: LakeLayout, settings: Settings, selection: ImageSelection) -> WorkCounts:
-    """Return what a run would fetch. Nothing is written, and nothing is requested."""
-    with open_ledger_readonly(layout) as ledger, open_catalog(settings) as catalog:
-        return _create_work_list(catalog, settings, selection).select(ledger)
+def plan_images(settings: Settings, selection: ImageSelection) -> WorkCounts:
+    """Return what a run would fetch, as the catalog has it. Nothing is written, and nothing is requested."""
+    with open_catalog(settings) as catalog:
+        return _create_work_list(catalog, settings, selection).select()
+
+
+def publish_images(lake: Lake) -> None:
+    """Publish the rows of pictures that the catalog lacks, also those of a run that was killed."""
+    base = lake.ledger.properties.delta_base
+    if last_image_change(lake.ledger) != (0 if base is None else base.get("image_change", 0)):
+        lake.republish(at=now_us())
 
 
 def fetch_images(
@@ -334,15 +348,17 @@ def fetch_images(
     ledger, summary = lake.ledger, ImageSummary(is_decoded=can_decode())
     writer = ImageWriter(lake, summary)
     try:
+        writer.adopt()
+        publish_images(lake)
         with open_catalog(settings) as catalog:
-            work = _create_work_list(catalog, settings, selection)  # wrong SQL is refused before anything is written
-            writer.adopt()
-            counts = work.select(ledger)
+            work = _create_work_list(catalog, settings, selection)
+            counts = work.select()
             summary.selected, summary.without_link = counts.selected, counts.without_link
             summary.stored_before = max(0, counts.stored - summary.adopted)
             summary.not_found_before, summary.refused_before = counts.not_found, counts.refused
             summary.left = counts.to_fetch
             if counts.to_fetch:
+                writer.store.prepare()
                 downloader = ImageDownloader(settings, token, writer, summary)
                 run = downloader.run(work, progress, identity=ledger.properties.identity, total=counts.to_fetch)
                 run_async(_run_within_limit(settings.max_duration_seconds, run, summary))

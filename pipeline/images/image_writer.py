@@ -48,8 +48,7 @@ class ImageWriter:
         self._committing = Lock()
 
     def adopt(self) -> None:
-        """Create the folders, and store the complete downloads of a run that was killed."""
-        self.store.prepare()
+        """Store the complete downloads of a run that was killed."""
         downloads = self.store.list_complete(find_type)
         while batch := list(islice(downloads, _ADOPTED_BATCH)):
             self.write(batch)

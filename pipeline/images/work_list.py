@@ -4,29 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
 from msgspec import Struct
 
-from pipeline.lake.image_store import ImageKey, ImageKind, iter_states
+from pipeline.lake.image_store import ImageKey, ImageKind
 from pipeline.lake.reader import check_query, translate_query_errors
 
 if TYPE_CHECKING:
     import duckdb
 
-    from pipeline.lake.ledger_queries import LedgerQueries
-
 _PAGE_ROWS: Final = 2_000
 LINK_KEYS: Final = {ImageKind.IMAGE: "image_url", ImageKind.THUMBNAIL: "image_thumb"}
 """The key of an upload that has the link, by kind."""
-_KNOWN_SCHEMA: Final = pa.schema(
-    [
-        ("file_id", pa.int64()),
-        ("upload_id", pa.int64()),
-        ("kind", pa.string()),
-        ("state", pa.string()),
-        ("fetched_at", pa.timestamp("us")),
-    ]
-)
 
 
 class ImageSelection(Struct, frozen=True):
@@ -68,9 +56,8 @@ class WorkList:
         self._next = 0
         create_chosen_table(lake, selection.where)
 
-    def select(self, ledger: LedgerQueries) -> WorkCounts:
-        """Select the pictures by what the ledger has of them, and return their numbers."""
-        _create_known_table(self._lake, ledger)
+    def select(self) -> WorkCounts:
+        """Select the pictures by what the lake has of them, and return their numbers."""
         self._create_selected_table()
         counts = dict(self._lake.execute("SELECT fate, count(*) FROM selected_image GROUP BY fate").fetchall())
         names = ("to_fetch", "stored", "not_found", "refused", "without_link")
@@ -110,7 +97,7 @@ class WorkList:
             " row_number() OVER (PARTITION BY fate ORDER BY links.file_id, links.upload_id, links.kind) AS number"
             " FROM links SEMI JOIN chosen_upload AS chosen ON links.file_id = chosen.file_id"
             "  AND links.upload_id IS NOT DISTINCT FROM chosen.upload_id"
-            " LEFT JOIN known_image AS known ON known.file_id = links.file_id"
+            " LEFT JOIN images AS known ON known.file_id = links.file_id"
             "  AND known.upload_id = links.upload_id AND known.kind = links.kind"
         )
 
@@ -122,16 +109,3 @@ def create_chosen_table(lake: duckdb.DuckDBPyConnection, where: str | None) -> N
     with translate_query_errors("`scanlake tables uploads` lists the columns; write uploads.id or files.id."):
         check_query(lake, query)
         lake.execute(f"CREATE OR REPLACE TEMP TABLE chosen_upload AS {query}")
-
-
-def _create_known_table(lake: duckdb.DuckDBPyConnection, ledger: LedgerQueries) -> None:
-    lake.execute(
-        "CREATE TEMP TABLE known_image"
-        " (file_id BIGINT, upload_id BIGINT, kind VARCHAR, state VARCHAR, fetched_at TIMESTAMP)"
-    )
-    for rows in iter_states(ledger):
-        columns = zip(*rows, strict=True)
-        arrays = [pa.array(column, kind) for column, kind in zip(columns, _KNOWN_SCHEMA.types, strict=True)]
-        lake.register("incoming_known", pa.table(arrays, schema=_KNOWN_SCHEMA))
-        lake.execute("INSERT INTO known_image FROM incoming_known")
-        lake.unregister("incoming_known")

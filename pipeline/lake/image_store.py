@@ -131,11 +131,6 @@ def iter_images(ledger: LedgerQueries, *, since_change: int = 0) -> Iterator[Seq
         yield [_to_record(row) for row in rows]
 
 
-def iter_states(ledger: LedgerQueries) -> Iterator[Sequence[Sequence[Any]]]:
-    """Yield (file_id, upload_id, kind, state, fetched_at) of all rows, in batches."""
-    yield from _iter_rows(ledger, (*_KEY, "state", "fetched_at"))
-
-
 def _iter_rows(ledger: LedgerQueries, columns: Sequence[str]) -> Iterator[Sequence[Sequence[Any]]]:
     """Yield these columns of all rows, in batches by key; the key is first."""
     last: tuple[int, int, str] = (-(2**63), -(2**63), "")
@@ -346,7 +341,7 @@ class ImageStore:
         `find_type` returns MIME type and extension by the first bytes, None for no picture.
         """
         with translate_os_errors(self._incoming):
-            for path in sorted(self._incoming.iterdir()):
+            for path in sorted(self._incoming.glob("*")):
                 if (parts := COMPLETE.fullmatch(path.name)) is None:
                     continue
                 kind = None
