@@ -37,8 +37,9 @@ def run(
     later backup copies only what is new and deletes what the lake no longer has. Every part is compared with its hash
     before it is copied. A place with anything else is refused.
 
-    Images are copied only with --with-images. A lake that is made of a backup without them fetches them again with
-    `scanlake images`. An image that is damaged in the lake does not stop a backup: the exit code is 9.
+    Images are copied with --with-images, and always to a place that has some. A lake that is made of a backup without
+    them fetches them again with `scanlake images`. An image that is damaged in the lake does not stop a backup: the
+    exit code is 9.
     """
     store = open_folder_or_store(folder)
     with open_writable_lake(context.settings(), "backup") as lake:

@@ -127,8 +127,8 @@ class ImagesOnStore(Struct):
             )
 
 
-def upload_images(lake: Lake, store: ObjectStore, *, upload: bool) -> ImagesOnStore:
-    """Compare the images of a store with the lake, and with `upload` create those that it lacks, many side by side.
+def upload_images(lake: Lake, store: ObjectStore) -> ImagesOnStore:
+    """Compare the images of a store with the lake, and create those that it lacks, many side by side.
 
     An object of another size is replaced: its name is the hash of what it should have. An image that is missing or
     damaged in the lake is a problem of the result: it does not stop the others. Raises `PublishError`.
@@ -137,17 +137,16 @@ def upload_images(lake: Lake, store: ObjectStore, *, upload: bool) -> ImagesOnSt
     for chunk in compare_images(lake.layout, lake.ledger, store):
         damaged = [path for path, _ in chunk.list_differences()]
         missing = [*chunk.missing, *(chunk.pictures[path] for path in damaged)]
-        result.pictures += len(chunk.pictures) - len(missing)
+        result.pictures += len(chunk.pictures)
         result.unnamed += chunk.unnamed
-        if upload:
-            store.delete(damaged)
-            for picture, problem in zip(missing, run_side_by_side(partial(_create, store), missing), strict=True):
-                if problem is not None:
-                    result.problems.append(problem)
-                    continue
-                result.pictures += 1
+        store.delete(damaged)
+        for picture, problem in zip(missing, run_side_by_side(partial(_create, store), missing), strict=True):
+            if problem is None:
                 result.uploaded += 1
                 result.uploaded_bytes += picture.bytes
+            else:
+                result.pictures -= 1
+                result.problems.append(problem)
     return result
 
 
@@ -160,18 +159,17 @@ def _create(store: ObjectStore, picture: PendingPicture) -> str | None:
     return None
 
 
-def download_images(store: ObjectStore, layout: LakeLayout, ledger: LedgerQueries, *, whole_at: int) -> dict[str, str]:
+def download_images(store: ObjectStore, layout: LakeLayout, ledger: LedgerQueries) -> dict[str, str]:
     """Write the images that the ledger names to an empty lake.
 
-    Returns those that are missing or damaged in the store, by path, with the reason. One that came after `whole_at`
-    (microseconds) is not missing: the store need not have it. Raises `PublishError`.
+    Returns those that are missing or damaged in the store, by path, with the reason. Raises `PublishError`.
     """
     problems: dict[str, str] = {}
     for prefix in _choose_prefixes(ledger):
         pictures = _read_pictures(layout, ledger, prefix)
         folders = {picture.file.parent for picture in pictures.values()}
         layout.create_dirs({folder.parent for folder in folders} | folders)
-        results = run_side_by_side(partial(_download, store, whole_at), pictures.values())
+        results = run_side_by_side(partial(_download, store), pictures.values())
         problems |= {path: problem for path, problem in zip(pictures, results, strict=True) if problem is not None}
         with translate_os_errors(layout.root):
             for folder in sorted(folders):
@@ -179,15 +177,15 @@ def download_images(store: ObjectStore, layout: LakeLayout, ledger: LedgerQuerie
     return problems
 
 
-def _download(store: ObjectStore, whole_at: int, picture: PendingPicture) -> str | None:
-    """Write one image; return why the store does not have it, None if it has, or need not have it."""
+def _download(store: ObjectStore, picture: PendingPicture) -> str | None:
+    """Write one image; return why the store does not have it, None if it has."""
     try:
         if not store.download(picture.path, picture.file, picture.bytes):
             return "damaged"
     except PublishError:
         if store.head(picture.path) is not None:
             raise
-        return "missing" if picture.fetched_at <= whole_at else None
+        return "missing"
     with translate_os_errors(picture.file):
         if sha256_file(picture.file) != picture.sha256:
             picture.file.unlink()

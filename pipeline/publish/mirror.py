@@ -1,8 +1,8 @@
 """Mirror of a lake in a folder or on object storage: its catalog, which any DuckDB attaches, and more on request.
 
-With the parts and a copy of the ledger it is a backup, and stays one. Parts, images and ledger are created first; then
-`catalog.duckdb` and last `latest.json` are swapped. A stop in between leaves what readers and a restore see, and the
-next publish completes it, because it compares with what the target has.
+With the parts and a copy of the ledger it is a backup, and stays one; so does a target with images. Parts, images and
+ledger are created first; then `catalog.duckdb` and last `latest.json` are swapped. A stop in between leaves what
+readers and a restore see, and the next publish completes it, because it compares with what the target has.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ _TEMP_FOLDERS: Final = (*FOLDERS, IMAGES)
 
 
 class MirrorOptions(Struct, frozen=True):
-    """`images`: publish these, too. What the lake no longer has stays for `grace_seconds`.
+    """`images`: publish these, too, as to every target that has some.
 
-    `backup`: publish all that a restore needs.
+    `backup`: publish all that a restore needs. What the lake no longer has stays for `grace_seconds`.
     """
 
     images: bool = False
@@ -180,7 +180,7 @@ class _Mirror:
         uploads = self._upload_missing(listed) if is_backup else []
         images = ImagesOnStore()
         if has_images or self._options.images:
-            images = upload_images(self._lake, self._store, upload=self._options.images)
+            images = upload_images(self._lake, self._store)
         ledger = upload_ledger(self._lake, self._store) if is_backup else None
         unneeded = self._list_unneeded(listed, ledger, images)
         current = None
@@ -189,9 +189,8 @@ class _Mirror:
         if current is not None and current.ledger == ledger and not (uploads or images.uploaded or unneeded):
             return self._to_result(current, changed=False), images
         written = self._swap_catalog(catalog) if current is None else current.catalog
-        record = LatestRecord(
-            self._lake_id, written, self._describe_images(former, images), ledger, scanlake=__version__
-        )
+        pictures = PublishedImages(images.pictures) if images.pictures else None
+        record = LatestRecord(self._lake_id, written, pictures, ledger, scanlake=__version__)
         self._store.swap(LATEST, encode_record(record), version)
         self._store.remove_temp_files(_TEMP_FOLDERS)  # until the first record some can be of another lake's publish
         result = replace(
@@ -263,13 +262,6 @@ class _Mirror:
         old = set(filter(is_own_path, listed)) - of_iceberg - needed
         unneeded = [item for path, item in listed.items() if path in old] + images.unnamed
         return [item for item in unneeded if rule.permits(item, item.path)]
-
-    def _describe_images(self, former: LatestRecord | None, images: ImagesOnStore) -> PublishedImages | None:
-        if not images.pictures:
-            return None
-        if self._options.images and not images.problems:
-            return PublishedImages(images.pictures, self._at)
-        return PublishedImages(images.pictures, former.images.whole_at if former and former.images else 0)
 
     # Catalog
 

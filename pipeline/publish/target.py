@@ -167,7 +167,7 @@ def refuse_other_lake(store: ObjectStore, owner_id: str, lake_id: str, content: 
 class PublishedCatalog(Struct, frozen=True):
     """The catalog on the target, and its snapshot. Instants are microseconds since 1970.
 
-    `published_at` is when it came to the target, `written_at` when the lake wrote it.
+    `published_at` is when it came to the target, `written_at` when the lake wrote it: no image in it is newer.
     """
 
     snapshot: int
@@ -182,10 +182,9 @@ class PublishedCatalog(Struct, frozen=True):
 
 
 class PublishedImages(Struct, frozen=True):
-    """The images on the target: their number, and the instant whose images it had all; 0 if there was none."""
+    """The images on the target, which has all that the published catalog names but for the damaged ones."""
 
     pictures: int
-    whole_at: int
 
 
 class PublishedLedger(Struct, frozen=True):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pipeline.lake.layout import LakeLayout
     from pipeline.publish.image_objects import ImageChunk
     from pipeline.publish.object_store import ObjectStore
-    from pipeline.publish.target import LatestRecord, PublishedImages
+    from pipeline.publish.target import LatestRecord
 
 Objects: TypeAlias = "list[tuple[ObjectStore, str]]"
 CopyLister: TypeAlias = "Callable[[], tuple[Objects, list[str]]]"
@@ -181,7 +181,7 @@ def check_published(layout: LakeLayout, store: ObjectStore, *, read_data: bool) 
         compared = [pluralize(objects, "object")]
         if record.images is not None:
             chunks = compare_images(layout, ledger, store)
-            images, lost = _compare_images(store, chunks, record.images, read_data=read_data)
+            images, lost = _compare_images(store, chunks, record.catalog.written_at, read_data=read_data)
             compared.append(pluralize(images, "image"))
             damage |= lost
         hint = f"Delete the damaged objects, then run `scanlake publish --to {store.base_url}`."
@@ -221,13 +221,13 @@ def _compare_objects(store: ObjectStore, record: LatestRecord, *, read_data: boo
 
 
 def _compare_images(
-    store: ObjectStore, chunks: Iterable[ImageChunk], published: PublishedImages, *, read_data: bool
+    store: ObjectStore, chunks: Iterable[ImageChunk], written_at: int, *, read_data: bool
 ) -> tuple[int, dict[str, str]]:
-    """Compare the images on the target with the rows of the lake. Newer images need not be there."""
+    """Compare the images on the target with the rows of the lake; only what the catalog can name must be there."""
     images, damage = 0, dict[str, str]()
     for chunk in chunks:
         images += len(chunk.pictures) - len(chunk.missing)
-        damage |= {item.path: "missing" for item in chunk.missing if item.fetched_at <= published.whole_at}
+        damage |= {item.path: "missing" for item in chunk.missing if item.fetched_at <= written_at}
         damage |= dict(chunk.list_differences())
         for path, picture in chunk.pictures.items() if read_data else ():
             is_readable = path in chunk.objects and path not in damage

@@ -208,21 +208,25 @@ def test_images_are_backed_up_once_and_leave_with_their_files(pictured: Pictured
     assert checked(restored, read_data=True).damage == []
 
 
-def test_images_that_a_backup_never_had_are_not_lost(pictured: PicturedLakes, tmp_path: Path) -> None:
-    """A restore forgets images that are newer than the last backup with images, and names older ones that it lacks."""
-    half, lake = copy_lake(pictured.half, tmp_path / "half"), copy_lake(pictured.whole, tmp_path / "lake")
-    target, older = tmp_path / "target", files_in(half)
-    last = max(row["fetched_at"] for row in rows_of(half).values())
-    backed_up(half, open_store(target.as_uri()), with_images=True, at=last)
+def test_a_place_with_images_gets_all_of_them(pictured: PicturedLakes, tmp_path: Path) -> None:
+    """Each later backup brings the images up to date, also without the option; a restore names those that are gone.
+
+    A check asks for no image that is newer than the published catalog.
+    """
+    lake, target = copy_lake(pictured.half, tmp_path / "lake"), tmp_path / "target"
+    check = ("check", "--published", "--set", f"publish_to={target.as_uri()}")
+    backed_up(lake, open_store(target.as_uri()), with_images=True)
+    shutil.rmtree(lake)
+    copy_lake(pictured.whole, lake)
+    assert "\n0 errors" in told(lake, *check)
     told(lake, "backup", str(target))
-    assert "\n0 errors" in told(lake, "check", "--published", "--set", f"publish_to={target.as_uri()}")
+    assert files_in(target) == files_in(lake)
+    (target / (lost := min(files_in(target)))).unlink()
+    assert "1 error" in told(lake, *check, code=9)
     answer = called(lake, "restore", str(target), str(tmp_path / "restored"), "--json")
-    assert (answer.code, answer.json["images_lost"]) == (0, {})
-    assert (files_in(tmp_path / "restored"), stored(tmp_path / "restored") < stored(lake)) == (older, True)
+    assert (answer.code, answer.json["images_lost"]) == (9, {lost: "missing"})
+    assert files_in(tmp_path / "restored").keys() == files_in(lake).keys() - {lost}
     assert checked(tmp_path / "restored", read_data=True).damage == []
-    (target / min(older)).unlink()
-    answer = called(lake, "restore", str(target), str(tmp_path / "again"), "--json")
-    assert (answer.code, answer.json["images_lost"]) == (9, {min(older): "missing"})
 
 
 def test_a_damaged_image_costs_itself_alone(pictured: PicturedLakes, tmp_path: Path) -> None:
@@ -247,8 +251,8 @@ def test_a_damaged_image_costs_itself_alone(pictured: PicturedLakes, tmp_path: P
         path.write_bytes(content)
     (target / names[3]).unlink()
     answer = called(lake, "restore", str(target), str(restored), "--json")
-    # No backup there ever had all images, so none is missing, as in `check --published`.
-    assert (answer.code, answer.json["images_lost"]) == (9, {names[1]: "damaged", names[2]: "damaged"})
+    lost = {names[0]: "missing", names[1]: "damaged", names[2]: "damaged", names[3]: "missing"}
+    assert (answer.code, answer.json["images_lost"]) == (9, lost)
     assert files_in(restored).keys() == set(names[4:])
     store = open_store(f"file://{target}")
     download, failed = store.download, PublishError("the store answered 500")
@@ -262,8 +266,8 @@ def test_a_damaged_image_costs_itself_alone(pictured: PicturedLakes, tmp_path: P
         restore_backup(store, tmp_path / "again")
     assert not (tmp_path / "again").exists()
     assert disagreements(restored, pictured.truth) == []
-    lost = {key for key, row in rows_of(lake).items() if row["path"] in names[:4]}
-    assert rows_of(restored).keys() == rows_of(lake).keys() - lost, "the next `scanlake images` fetches them"
+    keys = {key for key, row in rows_of(lake).items() if row["path"] in lost}
+    assert rows_of(restored).keys() == rows_of(lake).keys() - keys, "the next `scanlake images` fetches them"
     own.write_bytes(whole)
     for place, command in commands.items():
         told(lake, *command)
