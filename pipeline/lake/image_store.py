@@ -221,7 +221,6 @@ def _to_record(row: Sequence[Any]) -> ImageRecord:
 
 _KEEP_FREE_BYTES: Final = 1024**3  # for the tables
 _HEAD_BYTES: Final = 32
-_BUFFER_BYTES: Final = 1024 * 1024
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FLUSHED_TOGETHER: Final = 64
 
@@ -247,77 +246,46 @@ class CompleteDownload(NamedTuple):
 
 
 class IncomingFile:
-    """The file of one download. Errors are `StorageError`: the client takes an `OSError` for the network.
-
-    A small body stays in memory until `finish`: its file gets its name when it is created.
-    """
+    """The file of one download. Errors are `StorageError`: the client takes an `OSError` for the network."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._path: Path | None = None
+        self._path = folder / temp_name("download")
         self._handle: int | None = None
-        self._hash = hashlib.sha256()
-        self._size = 0
-        self._buffer = bytearray()
+        self.reset()
 
     def reset(self) -> None:
         """Start an attempt: remove what an earlier one wrote."""
         self._hash = hashlib.sha256()
         self._size = 0
-        self._buffer.clear()
-        if self._handle is not None and self._path is not None:
-            with translate_os_errors(self._path):
-                os.lseek(self._handle, 0, os.SEEK_SET)
-                os.ftruncate(self._handle, 0)
+        self.discard()
 
     def write(self, data: bytes) -> None:
-        """Take all of `data`."""
-        self._buffer += data
-        if len(self._buffer) >= _BUFFER_BYTES:
-            self._hash.update(self._buffer)
-            self._size += len(self._buffer)
-            self._write_buffer(self._path or self._folder / temp_name("download"))
-
-    def _write_buffer(self, path: Path) -> None:
-        """Write the buffer to the file, which is created if there is none."""
-        with translate_os_errors(path):
+        """Write all of `data` to the file, which is created if there is none."""
+        self._hash.update(data)
+        self._size += len(data)
+        with translate_os_errors(self._path), memoryview(data) as rest:
             if self._handle is None:
-                self._handle, self._path = os.open(path, _CREATE, 0o600), path
-            with memoryview(self._buffer) as rest:
-                written = 0
-                while written < len(rest):
-                    written += os.write(self._handle, rest[written:])
-        self._buffer.clear()
+                self._handle = os.open(self._path, _CREATE, 0o600)
+            written = 0
+            while written < len(rest):
+                written += os.write(self._handle, rest[written:])
 
     def finish(self, key: ImageKey, mime: str, extension: str) -> CompleteDownload:
         """Give the complete download its name, and return it. A file that is cut off has another hash than its name."""
-        self._hash.update(self._buffer)
-        self._size += len(self._buffer)
         sha256 = self._hash.hexdigest()
-        target = self._folder / f"{key.file_id}.{key.upload_id}.{key.kind}.{sha256}"
-        if self._path is None:
-            self._write_buffer(target)
-        else:
-            self._write_buffer(self._path)
-            with translate_os_errors(target):
-                self._path.rename(target)
+        target = self._path.with_name(f"{key.file_id}.{key.upload_id}.{key.kind}.{sha256}")
         with translate_os_errors(target):
-            self._close(READ_ONLY)
-        self._path = None
+            self._path.chmod(READ_ONLY)
+            self._path.rename(target)
+            self.discard()
         return CompleteDownload(target, key, sha256, self._size, mime, extension, now_us())
 
     def discard(self) -> None:
-        """Remove the file, unless it is complete."""
-        self._close()
-        if self._path is not None:
+        """Close the file, and remove it unless it is complete."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
             self._path.unlink(missing_ok=True)
-
-    def _close(self, mode: int | None = None) -> None:
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            if mode is not None:
-                os.fchmod(handle, mode)
-            os.close(handle)
 
 
 class ImageStore:
