@@ -28,8 +28,7 @@ class OrderState(StrEnum):
     """State of a report order."""
 
     PENDING = "pending"  # recorded; not known to be sent
-    ORDERED = "ordered"
-    SAVING = "saving"  # the PDF is on disk and is about to get its name
+    ORDERED = "ordered"  # with the hash of a PDF, that is about to get its name
     SAVED = "saved"  # the PDF has its name; its files are not confirmed a second time yet
     DELIVERED = "delivered"  # every file of the PDF was confirmed before the order and after the PDF was saved
     SUPERSEDED = "superseded"  # a file was not confirmed after the PDF was saved: the PDF does not count

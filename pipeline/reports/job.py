@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _log = get_logger()
 
-_FOLLOWED: Final = frozenset({OrderState.ORDERED, OrderState.SAVING, OrderState.SAVED, OrderState.DELIVERED})
+_FOLLOWED: Final = frozenset({OrderState.ORDERED, OrderState.SAVED, OrderState.DELIVERED})
 
 
 class JobResult(Struct, frozen=True):

@@ -44,7 +44,7 @@ _log = get_logger()
 
 MAX_OUTSTANDING_REPORTS: Final = 32  # reports that the service prepares at the same time
 _FAILED: Final = frozenset({OrderState.FAILED, OrderState.REJECTED, OrderState.TIMED_OUT})
-_WAITING: Final = frozenset({OrderState.ORDERED, OrderState.SAVING, OrderState.SAVED})
+_WAITING: Final = frozenset({OrderState.ORDERED, OrderState.SAVED})
 _MAX_CONFIRMATION_AGE: Final = 300 * SECOND  # between the confirmation of a file and its order
 _MAX_ORDERS_PER_BATCH: Final = 2  # in one run; the second one only if the response to the first was lost
 _MAX_CONSECUTIVE_UNKNOWN: Final = 3  # batches without a usable response before the run stops
@@ -57,7 +57,7 @@ _POLL_BACKOFF: Final = 1.5
 _MAX_PDF_BYTES: Final = 1024**3
 _MIN_WAIT_SECONDS: Final = 20.0  # a run polls each report for so long, however old its order is
 _ORDER_AGAIN_HINT: Final = "Run the same command again later to order these reports again; everything else is kept."
-_ON_DISK: Final = frozenset({OrderState.SAVING, OrderState.SAVED, OrderState.DELIVERED})
+_WITH_PDF: Final = frozenset({OrderState.SAVED, OrderState.DELIVERED})
 
 
 class ReportRunState(Struct):
@@ -208,7 +208,7 @@ class BatchOrderer:
         if last.state not in {OrderState.TIMED_OUT, OrderState.FAILED}:
             return False
         not_ready = await self.poll_once(batch, last)
-        if self._state.last_orders[batch.batch].state in {OrderState.SAVED, OrderState.DELIVERED}:
+        if self._state.last_orders[batch.batch].state in _WITH_PDF:
             return True
         _log.warning("report.reordered", report=last.name, reason=not_ready or last.error)
         return False
@@ -345,7 +345,7 @@ class BatchOrderer:
         is_certified = order.delivered_at is not None and order.sha256 == report.sha256
         order = await state.update(
             order,
-            state=OrderState.SAVING,
+            state=OrderState.ORDERED,
             pdf=name,
             sha256=report.sha256,
             bytes=report.bytes,
@@ -366,14 +366,14 @@ class BatchOrderer:
         )
 
     async def is_on_disk(self, order: ReportOrderRecord) -> bool:
-        """Return whether the folder has the PDF with the hash of the ledger."""
-        if order.state not in _ON_DISK or order.pdf is None:
+        """Return whether the folder has the PDF with the hash of the ledger, also if a kill left it unrecorded."""
+        if order.pdf is None or order.sha256 is None:
             return False
-        if order.sha256 is None or await asyncio.to_thread(self._state.folder.hash_file, order.pdf) != order.sha256:
+        if await asyncio.to_thread(self._state.folder.hash_file, order.pdf) != order.sha256:
             if order.state is OrderState.DELIVERED:
                 _log.warning("report.missing", pdf=order.pdf, hint="deleted or changed; it is downloaded again")
             return False
-        if order.state is OrderState.SAVING:
+        if order.state not in _WITH_PDF:
             await self._record_saved(order)
         return True
 

@@ -130,7 +130,7 @@ async def test_what_is_on_disk_is_not_ordered_again(scene: Scene) -> None:
     assert [(scene.out / name).read_bytes() for name in kept] == [whole + b"x", whole + b"xx"]
     assert len(result.manifest.orders) == 3
 
-    change_orders(scene.lake, "state = 'saving', delivered_at = NULL")  # a kill between rename and record
+    change_orders(scene.lake, "state = 'ordered', delivered_at = NULL")  # a kill between rename and record
     emulator.reset()
     result = await scene.run()
     assert (emulator.counts["report"], emulator.counts["poll"], emulator.counts["download"]) == (0, 0, 0)
