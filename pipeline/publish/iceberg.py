@@ -36,7 +36,6 @@ class IcebergResult(Struct, frozen=True):
     changed: int
     parts_added: int
     parts_removed: int
-    parts_uploaded: int
     delete_files: int
     rows_deleted: int
     bytes: int

@@ -511,7 +511,7 @@ class _SnapshotWriter:
     def _write_manifest(self, content: ManifestContent, entries: Iterable[ManifestEntry]) -> None:
         writer_class = ManifestWriterV2 if content == ManifestContent.DATA else _DeleteManifestWriter
         output = self._io.new_output(self._location(f"{self._uuid}-m{len(self._manifests)}.avro"))
-        spec, schema = self._metadata.spec(), _remove_comments(self._metadata.schema())
+        spec, schema = self._metadata.spec(), self._metadata.schema()
         with writer_class(spec, schema, output, self.snapshot_id, _CODEC) as writer:
             for entry in entries:
                 writer.add_entry(entry)
@@ -528,12 +528,6 @@ class _SnapshotWriter:
 
     def _location(self, name: str) -> str:
         return f"{self._metadata.location.rstrip('/')}/metadata/{name}"
-
-
-def _remove_comments(schema: Schema) -> Schema:
-    """Return the schema that a manifest's header has, uncompressed. The table's metadata has the comments."""
-    fields = [field.model_copy(update={"doc": None}) for field in schema.fields]
-    return Schema(*fields, schema_id=schema.schema_id)
 
 
 def _has_files(manifest: ManifestFile) -> bool:

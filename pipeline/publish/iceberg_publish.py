@@ -111,7 +111,6 @@ def publish_iceberg(
         changed=sum(not table.changes.is_empty for table in staged),
         parts_added=sum(len(table.changes.data) for table in staged),
         parts_removed=sum(table.removed for table in staged),
-        parts_uploaded=sum(table.uploaded for table in staged),
         delete_files=sum(len(table.changes.deletes) for table in staged),
         rows_deleted=sum(file.record_count for table in staged for file in table.changes.deletes),
         bytes=catalog.io.bytes_written,
@@ -174,11 +173,10 @@ class Sync(Struct, frozen=True):
 
 
 class StagedTable(Struct, frozen=True):
-    """A table with its commit, None if the table is as it has to be, and what changes; `uploaded` counts new parts."""
+    """A table with its commit, None if the table is as it has to be, and what changes; `removed` counts parts."""
 
     commit: TableCommit | None
     changes: FileChanges
-    uploaded: int
     removed: int
 
 
@@ -200,7 +198,7 @@ def stage_table(
     own = [part for part in sync.contents.parts if part.table_name == table.name]
     parts = {_part_location(root, part): (part, layout.part_path(part.name)) for part in own}
     store, folder = catalog.io.find_object(root)
-    uploaded = upload_all(
+    upload_all(
         store,
         [
             PendingUpload(f"{folder}/{PurePosixPath(location).name}", path, part.bytes, part.sha256)
@@ -217,7 +215,7 @@ def stage_table(
         updates += [AddSnapshotUpdate(snapshot=current), _refer(MAIN, SnapshotRefType.BRANCH, current.snapshot_id)]
     updates += _update_tags(metadata, current.snapshot_id, sync)
     commit = TableCommit(state, tuple(updates)) if updates else None
-    return StagedTable(commit, changes, uploaded, len(files.data.keys() - parts.keys()))
+    return StagedTable(commit, changes, len(files.data.keys() - parts.keys()))
 
 
 def _update_schema(table: Table, metadata: TableMetadata, sync: Sync) -> list[TableUpdate]:

@@ -162,13 +162,13 @@ class PendingUpload(Struct, frozen=True):
     sha256: str
 
 
-def upload_all(store: ObjectStore, uploads: Iterable[PendingUpload]) -> int:
-    """Create the objects, many side by side; return how many did not exist. One that exists must be the same.
+def upload_all(store: ObjectStore, uploads: Iterable[PendingUpload]) -> None:
+    """Create the objects, many side by side. One that exists must be the same.
 
     Raises `LakeCorruptedError` for a damaged file, `ForeignObjectError` for another object of the name, and
     `PublishError`.
     """
-    return sum(run_side_by_side(lambda upload: create_object(store, upload), uploads))
+    run_side_by_side(lambda upload: create_object(store, upload), uploads)
 
 
 def run_side_by_side(function: Callable[[T], R], items: Iterable[T], *, threads: int = 16) -> list[R]:
@@ -181,21 +181,20 @@ def run_side_by_side(function: Callable[[T], R], items: Iterable[T], *, threads:
             raise
 
 
-def create_object(store: ObjectStore, upload: PendingUpload) -> bool:
-    """Create one object; return whether it did not exist. Raises the errors of `upload_all`."""
+def create_object(store: ObjectStore, upload: PendingUpload) -> None:
+    """Create one object, or find it there. Raises the errors of `upload_all`."""
     with translate_os_errors(upload.file):
         is_whole = upload.file.stat().st_size == upload.bytes and sha256_file(upload.file) == upload.sha256
     if not is_whole:
         raise LakeCorruptedError(f"{upload.file.name} differs from what was written; it was not uploaded.")
     if store.create(upload.path, upload.file, sha256=upload.sha256):
-        return True
-    if (existing := store.head(upload.path)) is not None:
-        check_same_object(store, upload, existing)
-        return False
-    # S3 refuses one of two simultaneous writers (409), also if the other one then fails.
-    raise PublishError(
-        f"{store.url(upload.path)} is refused as existing, but cannot be found.", hint="Run the publish again."
-    )
+        return
+    existing = store.head(upload.path)
+    if existing is None:  # S3 refuses one of two simultaneous writers (409), also if the other one then fails
+        raise PublishError(
+            f"{store.url(upload.path)} is refused as existing, but cannot be found.", hint="Run the publish again."
+        )
+    check_same_object(store, upload, existing)
 
 
 def check_same_object(store: ObjectStore, upload: PendingUpload, existing: StoredObject) -> None:

@@ -32,7 +32,7 @@ def test_mirror_and_tables_share_a_place(history: History, tmp_path: Path) -> No
     second = history.sync({2: 3})
     result = json.loads(told(history.root, "publish", "--to", url, "--iceberg", "--json"))
     assert (result["iceberg"]["snapshot"], result["mirror"]["uploaded"]) == (second, 1)
-    assert result["iceberg"]["parts_added"] == result["iceberg"]["parts_uploaded"] > 2
+    assert result["iceberg"]["parts_added"] > 2
     history.compact()
     printed = told(history.root, "publish", "--to", url, "--iceberg")
     assert f"snapshot {second}: 13 Iceberg tables, tag sync-{second}: 4 changed" in printed
