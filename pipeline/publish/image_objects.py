@@ -30,20 +30,14 @@ _FOLDERS: Final = tuple(f"{number:02x}" for number in range(256))
 _LISTS_SIDE_BY_SIDE: Final = 16
 
 
-class PendingPicture(PendingUpload, frozen=True):
-    """A picture of the lake; `fetched_at` (microseconds) is when its first row came."""
-
-    fetched_at: int
-
-
 class ImageChunk(NamedTuple):
     """Pictures of the lake, and the objects of the store whose hashes begin in the same way; both by path."""
 
-    pictures: dict[str, PendingPicture]
+    pictures: dict[str, PendingUpload]
     objects: dict[str, StoredObject]
 
     @property
-    def missing(self) -> list[PendingPicture]:
+    def missing(self) -> list[PendingUpload]:
         """The pictures that the store lacks."""
         return [picture for path, picture in self.pictures.items() if path not in self.objects]
 
@@ -59,14 +53,19 @@ class ImageChunk(NamedTuple):
                 yield path, difference
 
 
-def compare_images(layout: LakeLayout, ledger: LedgerQueries, store: ObjectStore) -> Iterator[ImageChunk]:
-    """Yield the stored pictures of a lake beside the objects of a store, chunk by chunk. Raises `PublishError`."""
+def compare_images(
+    layout: LakeLayout, ledger: LedgerQueries, store: ObjectStore, *, until: int | None = None
+) -> Iterator[ImageChunk]:
+    """Yield the stored pictures of a lake beside the objects of a store, chunk by chunk. Raises `PublishError`.
+
+    Pictures that came after `until` (microseconds) are left out.
+    """
     prefixes = _choose_prefixes(ledger)
     for first in range(0, len(prefixes), _LISTS_SIDE_BY_SIDE):
         next_ones = prefixes[first : first + _LISTS_SIDE_BY_SIDE]
         listed = run_side_by_side(partial(_list_objects, store), next_ones)
         for prefix, objects in zip(next_ones, listed, strict=True):
-            yield ImageChunk(_read_pictures(layout, ledger, prefix), objects)
+            yield ImageChunk(_read_pictures(layout, ledger, prefix, until), objects)
 
 
 def has_images_on(store: ObjectStore, *, upload: bool) -> bool:
@@ -93,16 +92,16 @@ def _list_objects(store: ObjectStore, prefix: str) -> dict[str, StoredObject]:
     return {item.path: item for item in listed if is_image_path(item.path)}
 
 
-def _read_pictures(layout: LakeLayout, ledger: LedgerQueries, prefix: str) -> dict[str, PendingPicture]:
-    pictures: dict[str, PendingPicture] = {}
+def _read_pictures(
+    layout: LakeLayout, ledger: LedgerQueries, prefix: str, until: int | None = None
+) -> dict[str, PendingUpload]:
+    pictures: dict[str, PendingUpload] = {}
     for row in read_images_of(ledger, prefix):
-        if row.path is not None:
+        if row.path is not None and (until is None or row.fetched_at <= until):
             if not is_image_path(row.path):  # of a restored ledger: it must not lead out of the lake
                 raise LakeCorruptedError("The ledger names a file that is no image.", hint="Run `scanlake check`.")
-            former = pictures.get(row.path)
-            fetched_at = row.fetched_at if former is None else min(former.fetched_at, row.fetched_at)
             file = layout.root / row.path
-            pictures[row.path] = PendingPicture(row.path, file, row.bytes or 0, row.sha256 or "", fetched_at)
+            pictures[row.path] = PendingUpload(row.path, file, row.bytes or 0, row.sha256 or "")
     return pictures
 
 
@@ -150,7 +149,7 @@ def upload_images(lake: Lake, store: ObjectStore) -> ImagesOnStore:
     return result
 
 
-def _create(store: ObjectStore, picture: PendingPicture) -> str | None:
+def _create(store: ObjectStore, picture: PendingUpload) -> str | None:
     """Create the object of a picture; return why it cannot be, None if it is there."""
     try:
         create_object(store, picture)
@@ -177,7 +176,7 @@ def download_images(store: ObjectStore, layout: LakeLayout, ledger: LedgerQuerie
     return problems
 
 
-def _download(store: ObjectStore, picture: PendingPicture) -> str | None:
+def _download(store: ObjectStore, picture: PendingUpload) -> str | None:
     """Write one image; return why the store does not have it, None if it has."""
     try:
         if not store.download(picture.path, picture.file, picture.bytes):

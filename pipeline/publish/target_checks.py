@@ -180,8 +180,8 @@ def check_published(layout: LakeLayout, store: ObjectStore, *, read_data: bool) 
         objects, damage = _compare_objects(store, record, read_data=read_data)
         compared = [pluralize(objects, "object")]
         if record.images is not None:
-            chunks = compare_images(layout, ledger, store)
-            images, lost = _compare_images(store, chunks, record.catalog.written_at, read_data=read_data)
+            chunks = compare_images(layout, ledger, store, until=record.catalog.written_at)
+            images, lost = _compare_images(store, chunks, read_data=read_data)
             compared.append(pluralize(images, "image"))
             damage |= lost
         hint = f"Delete the damaged objects, then run `scanlake publish --to {store.base_url}`."
@@ -220,14 +220,12 @@ def _compare_objects(store: ObjectStore, record: LatestRecord, *, read_data: boo
     return len(parts) + 1, damage
 
 
-def _compare_images(
-    store: ObjectStore, chunks: Iterable[ImageChunk], written_at: int, *, read_data: bool
-) -> tuple[int, dict[str, str]]:
-    """Compare the images on the target with the rows of the lake; only what the catalog can name must be there."""
+def _compare_images(store: ObjectStore, chunks: Iterable[ImageChunk], *, read_data: bool) -> tuple[int, dict[str, str]]:
+    """Compare the images on the target with the rows of the lake that its catalog can have."""
     images, damage = 0, dict[str, str]()
     for chunk in chunks:
         images += len(chunk.pictures) - len(chunk.missing)
-        damage |= {item.path: "missing" for item in chunk.missing if item.fetched_at <= written_at}
+        damage |= {item.path: "missing" for item in chunk.missing}
         damage |= dict(chunk.list_differences())
         for path, picture in chunk.pictures.items() if read_data else ():
             is_readable = path in chunk.objects and path not in damage
