@@ -92,17 +92,6 @@ class ManifestOrder(_Model):
     error: str | None
 
 
-class ManifestDeletions(_Model):
-    """The deletions that the lake had detected when the files were selected.
-
-    `known_up_to` is the time of the last verify but those that only reported differences, None before the first.
-    """
-
-    known_up_to: str | None
-    deleted_files_in_lake: int | None
-    selected: tuple[int, ...]
-
-
 class ManifestCounts(_Model):
     """The totals of a manifest."""
 
@@ -116,11 +105,14 @@ class ManifestCounts(_Model):
 
 
 class CatalogState(_Model):
-    """State of the catalog that the files were selected from. Instants are ISO 8601, UTC."""
+    """State of the catalog that the files were selected from. Instants are ISO 8601, UTC.
+
+    `deletions_known_at` is the time of the last verify but those that only reported differences.
+    """
 
     snapshot: int | None
     watermark: str | None
-    deletions: ManifestDeletions
+    deletions_known_at: str | None
 
 
 class Manifest(_Model):
@@ -140,7 +132,7 @@ class Manifest(_Model):
     settings: dict[str, Any]
     snapshot: int | None
     watermark: str | None
-    deletions: ManifestDeletions
+    deletions_known_at: str | None
     counts: ManifestCounts
     pdfs: tuple[ManifestPdf, ...]
     orders: tuple[ManifestOrder, ...]

@@ -13,7 +13,7 @@ from pipeline.errors import SettingsError
 from pipeline.lake.layout import to_safe_part
 from pipeline.lake.reader import check_query, fetch_dicts, translate_query_errors
 from pipeline.lake.request_log import ReportBatch, ReportJobFile
-from pipeline.reports.models import CatalogState, ManifestDeletions
+from pipeline.reports.models import CatalogState
 from schemas.requests import MAX_REPORT_FILES
 
 if TYPE_CHECKING:
@@ -91,9 +91,9 @@ def select_files(
         raise SettingsError("The selection is empty.", hint="Correct the selection; nothing was ordered.")
     files = tuple(
         ReportJobFile(position, file_id, reference, group, batch=None, reason=reason, updated_in_lake=updated_at)
-        for position, (file_id, reference, group, reason, updated_at, _) in enumerate(rows)
+        for position, (file_id, reference, group, reason, updated_at) in enumerate(rows)
     )
-    return files, _read_catalog_state(lake, tuple(row[0] for row in rows if row[5]))
+    return files, _read_catalog_state(lake)
 
 
 def select_references(lake: duckdb.DuckDBPyConnection, where: str) -> tuple[str, ...]:
@@ -104,16 +104,11 @@ def select_references(lake: duckdb.DuckDBPyConnection, where: str) -> tuple[str,
         return tuple(row[0] for row in lake.execute(query).fetchall())
 
 
-def _read_catalog_state(lake: duckdb.DuckDBPyConnection, deleted: tuple[int, ...]) -> CatalogState:
+def _read_catalog_state(lake: duckdb.DuckDBPyConnection) -> CatalogState:
     sql = """SELECT snapshot, strftime(watermark, '%Y-%m-%dT%H:%M:%SZ') AS watermark,
-                    strftime(last_verify_at, '%Y-%m-%dT%H:%M:%SZ') AS known_up_to,
-                    deleted_files
+                    strftime(last_verify_at, '%Y-%m-%dT%H:%M:%SZ') AS deletions_known_at
              FROM meta.freshness"""
-    row = fetch_dicts(lake, sql)[0]
-    deletions = ManifestDeletions(
-        known_up_to=row["known_up_to"], deleted_files_in_lake=row["deleted_files"], selected=deleted
-    )
-    return CatalogState(snapshot=row["snapshot"], watermark=row["watermark"], deletions=deletions)
+    return CatalogState(**fetch_dicts(lake, sql)[0])
 
 
 def _selection_sql(lake: duckdb.DuckDBPyConnection, selection: Selection) -> str:
@@ -167,8 +162,7 @@ def _resolve_sql(selection: Selection) -> str:
                     WHEN deleted.file_id IS NOT NULL
                     THEN strftime(deleted.deletion_detected_at, 'deleted in the service, detected %Y-%m-%dT%H:%M:%SZ')
                     ELSE 'not in the lake' END AS reason,
-               epoch_us(present.updated_at),
-               present.file_id IS NULL AND deleted.file_id IS NOT NULL
+               epoch_us(present.updated_at)
         FROM wanted LEFT JOIN present USING (file_id) LEFT JOIN deleted_files AS deleted USING (file_id)
         ORDER BY reason IS NOT NULL, present.group_name, wanted.position"""
 

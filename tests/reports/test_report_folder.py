@@ -17,7 +17,7 @@ from pipeline.errors import ExitCode, SettingsError, StorageError
 from pipeline.formatting import escape_control_characters
 from pipeline.reports.folder import JobFolder
 from pipeline.reports.manifest import format_csv, render_page
-from pipeline.reports.models import Manifest, ManifestCounts, ManifestDeletions, ManifestFile
+from pipeline.reports.models import Manifest, ManifestCounts, ManifestFile
 from pipeline.reports.signing import sign
 from pipeline.text_tables import escape_formula
 from tests.findings import folder_problems
@@ -48,7 +48,7 @@ def test_the_manifest_has_selection_and_options(finished_folder: Path) -> None:
     assert (manifest["settings"]["template"], manifest["settings"]["timezone"]) == (7, "Europe/Berlin")
     assert manifest["snapshot"] == 1
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", manifest["watermark"])
-    assert manifest["deletions"] == {"known_up_to": None, "deleted_files_in_lake": 0, "selected": []}
+    assert manifest["deletions_known_at"] is None
     assert manifest["counts"]["files"] == manifest["counts"]["delivered"] == FILES
     with (finished_folder / "manifest.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
@@ -74,8 +74,7 @@ async def test_files_that_cannot_be_ordered_are_named_before_the_first_order(sce
     assert f"not ordered: file {keys[3]}: deleted in the service" in before_orders
     assert "not ordered: file 424242: not in the lake" in before_orders
     manifest = read_manifest(scene.out)
-    assert manifest["deletions"]["selected"] == [keys[3]]
-    assert manifest["deletions"]["known_up_to"]
+    assert manifest["deletions_known_at"]
     assert len(check_folder(scene.out)) == 1
     answer = await scene.command("report", "--reference", "NOPE", "--out", str(tmp_path / "none"))
     assert (answer.code, "no file with this reference" in answer.err) == (ExitCode.USAGE, True)
@@ -157,7 +156,7 @@ def make_manifest(text: str) -> Manifest:
     return Manifest(
         job=text, scanlake="1", service=text, begun_at="now", written_at="now", selection={}, settings={}, snapshot=1,
         watermark=None, pdfs=(), orders=(), files=(file,),
-        deletions=ManifestDeletions(known_up_to=None, deleted_files_in_lake=0, selected=()),
+        deletions_known_at=None,
         counts=ManifestCounts(
             files=1, delivered=0, changed_since_selection=0, failed=1, pdfs=0, orders=0, unknown_orders=0
         ),
