@@ -142,7 +142,7 @@ def test_each_place_that_data_goes_to_is_named() -> None:
     """The page on security names each setting with an address, and each command that sends the lake elsewhere."""
     named = documents.SECURITY.section("Data that leaves the machine").text
     named += documents.SECURITY.section("Connections").text
-    addresses = [name for name, field in Settings.model_fields.items() if "://" in str(field.examples)]
+    addresses = [name for name, setting in SETTINGS.items() if "://" in str(setting.rule.example)]
     assert {"base_url", "publish_to"} < {*addresses}
     words = [*addresses, "publish", "backup", "rebuild --on", "share --send-email", "mcp", "serve"]
     _refuse([word for word in words if f"`{word}" not in named])
