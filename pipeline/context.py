@@ -34,7 +34,7 @@ class CommandContext(GlobalOptions, frozen=True):
         """The lowest level of the events that are logged to stderr. Above a live display there are only warnings."""
         if self.verbosity and not self.quiet:
             return logs.VERBOSE
-        has_display = not self.log_json and progress.find_live_console() is not None
+        has_display = not self.log_json and progress.has_live_screen()
         return logs.QUIET if self.quiet or has_display else logs.NORMAL
 
     def settings(self) -> Settings:

@@ -27,18 +27,12 @@ _REFRESH_PER_SECOND: Final = 4
 _BAR_WIDTH_RANGE: Final = (8, 24)  # columns
 
 
-def find_live_console() -> Console | None:
-    """Return a console on stderr if it is a terminal that can redraw lines."""
-    console = Console(stderr=True)
-    return console if console.is_terminal and not console.is_dumb_terminal else None
-
-
 class LiveProgress(Progress):
     """Shows a bar and a few lines at the bottom of the terminal; log lines scroll by above them."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._spinner = Spinner("dots" if console.encoding.startswith("utf") else "line")
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._spinner = Spinner("dots" if self._console.encoding.startswith("utf") else "line")
         self._live: Live | None = None
         self._total: int | None = None
         self._started_at = 0.0

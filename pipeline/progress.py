@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 from msgspec.structs import asdict
@@ -150,22 +150,15 @@ def create_progress(*, silent: bool, as_lines: bool) -> Progress:
     """Return live lines if stderr is a terminal, else log lines; nothing if `silent`."""
     if silent:
         return Progress()
-    console = None if as_lines else find_live_console()
-    return LogProgress() if console is None else _import_live_progress().LiveProgress(console)
+    if as_lines or not has_live_screen():
+        return LogProgress()
+    live: Progress = importlib.import_module("pipeline.live_progress").LiveProgress()
+    return live
 
 
-def find_live_console() -> Any:
-    """Return a console on stderr if it is a terminal that can redraw lines, or must be taken for one; or None."""
-    if sys.stderr.isatty() or _FORCING_VARIABLES & os.environ.keys():
-        return _import_live_progress().find_live_console()
-    return None
-
-
-_FORCING_VARIABLES: Final = frozenset({"FORCE_COLOR", "TTY_COMPATIBLE"})  # of rich
-
-
-def _import_live_progress() -> Any:
-    return importlib.import_module("pipeline.live_progress")
+def has_live_screen() -> bool:
+    """Return whether stderr is a terminal that can redraw lines."""
+    return sys.stderr.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
 
 
 class LogProgress(Progress):
