@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.child_commands import create_child_error, run_command, write_line
+from pipeline.child_commands import run_for_object
 from pipeline.config import SettingsLayers, token_variable
 from pipeline.lake.reader import open_catalog
 from pipeline.settings import PREFIX
@@ -61,18 +61,8 @@ async def sync_lake_async(
     variables = {f"{PREFIX}{name.upper()}": _to_text(value) for name, value in settings.items() if value is not None}
     if token is not None:
         variables[token_variable(source)] = token
-    result = await run_command(
-        ["--quiet", "--json", *argv, "sync"], on_line=_write_warning, variables={**os.environ, **variables}
-    )
-    if "error" in result.output or not result.output:
-        raise create_child_error(result.code, str(result.output.get("error", "")), result.output.get("hint"))
-    return dict(result.output)
+    return await run_for_object(["--quiet", *argv, "sync"], variables={**os.environ, **variables})
 
 
 def _to_text(value: Any) -> str:
     return ",".join(value) if isinstance(value, list | tuple) else str(value)
-
-
-def _write_warning(line: str) -> None:
-    if not line.startswith("scanlake: "):  # the last line of a failure is raised
-        write_line(line)

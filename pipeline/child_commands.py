@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from pipeline.errors import (
-    AuthenticationError,
-    ExitCode,
-    LakeCorruptedError,
-    LakeLockedError,
-    ProtocolError,
-    PublishError,
-    ScanlakeError,
-    SettingsError,
-    StorageError,
-)
+from pipeline.errors import ExitCode, ScanlakeError, most_severe
 from pipeline.logs import get_logger
 from pipeline.stop_signals import name_parent
 from pipeline.tokens import environment_without_tokens
@@ -44,11 +34,6 @@ class ChildResult(Struct, frozen=True):
     last_line: str
 
     @property
-    def output(self) -> Mapping[str, Any]:
-        """The JSON object that the child printed; empty for anything else."""
-        return parse_json_object(self.text)
-
-    @property
     def message(self) -> str:
         """The child's last message without the program's name; empty without one."""
         return self.last_line.removeprefix("scanlake: ")
@@ -67,13 +52,14 @@ async def run_command(
     `STOP_GRACE_SECONDS`; `on_end` receives the result in this case, too. `variables` is the whole environment of the
     child (None: this process's, without any token).
     """
-    async with start_command(argv, variables=variables) as child:
+    async with start_command(argv, on_line=on_line, variables=variables) as child:
         child.stdin.close()
-        end = asyncio.gather(_read_tail(child.stdout), _read_lines(child.stderr, on_line), child.process.wait())
+        end = asyncio.gather(_read_tail(child.stdout), child.last_line, child.process.wait())
         try:
             await asyncio.shield(end)
         except asyncio.CancelledError:
-            child.terminate()
+            with suppress(ProcessLookupError):
+                child.process.terminate()
             await asyncio.wait({end}, timeout=STOP_GRACE_SECONDS)
             child.kill()
             raise
@@ -83,6 +69,23 @@ async def run_command(
             if on_end is not None:
                 on_end(result)
     return result
+
+
+async def run_for_object(argv: Sequence[str], *, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Run `scanlake --json ARGV` and return the object that it prints, `variables` as of `run_command`.
+
+    Its log goes on to stderr. Raises `ScanlakeError` with the error and the exit code of a command that failed.
+    """
+
+    def write_log(line: str) -> None:
+        if not line.startswith("scanlake: "):  # the last line of a failure is raised
+            write_line(line)
+
+    result = await run_command(["--json", *argv], on_line=write_log, variables=variables)
+    output = parse_json_object(result.text)
+    if "error" in output or not output:
+        raise create_child_error(result.code, output)
+    return output
 
 
 async def run_maintenance(
@@ -106,17 +109,12 @@ async def run_maintenance(
 
 
 class RunningCommand(Struct, frozen=True):
-    """A running child with its three pipes."""
+    """A running child with two pipes, and the task that reads the third: its result is the last line of stderr."""
 
     process: asyncio.subprocess.Process
     stdin: asyncio.StreamWriter
     stdout: asyncio.StreamReader
-    stderr: asyncio.StreamReader
-
-    def terminate(self) -> None:
-        """Ask the child to stop in order."""
-        with suppress(ProcessLookupError):
-            self.process.terminate()
+    last_line: asyncio.Task[str]
 
     def kill(self) -> None:
         """Kill the child and its own children; it can be cut off at any step."""
@@ -128,14 +126,13 @@ class RunningCommand(Struct, frozen=True):
 async def start_command(
     argv: Sequence[str],
     *,
+    on_line: Callable[[str], None],
     variables: Mapping[str, str] | None = None,
-    seconds: float | None = None,
     line_bytes: int = _MAX_LINE_BYTES,
 ) -> AsyncIterator[RunningCommand]:
     """Start `scanlake ARGV`; no process of it is left at the end of the block, or of this process.
 
     The child has a session of its own: only this process receives Ctrl-C, and stops the child in order.
-    Raises `TimeoutError` after `seconds`.
     """
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -150,36 +147,24 @@ async def start_command(
     assert process.stdin is not None  # noqa: S101 - all are pipes
     assert process.stdout is not None  # noqa: S101
     assert process.stderr is not None  # noqa: S101
-    child = RunningCommand(process, process.stdin, process.stdout, process.stderr)
+    last_line = asyncio.create_task(_read_lines(process.stderr, on_line))
+    child = RunningCommand(process, process.stdin, process.stdout, last_line)
     try:
-        async with asyncio.timeout(seconds):
-            yield child
+        yield child
     finally:
         child.kill()
-        for stream in (child.stdout, child.stderr):
-            while await stream.read(1 << 20):  # asyncio closes a pipe once it is empty
-                pass
+        while await child.stdout.read(1 << 20):  # asyncio closes a pipe once it is empty
+            pass
+        await last_line
         await process.wait()
 
 
-_ERROR_TYPES: Final[dict[int, type[ScanlakeError]]] = {
-    error.exit_code: error
-    for error in (
-        AuthenticationError,
-        LakeCorruptedError,
-        LakeLockedError,
-        ProtocolError,
-        PublishError,
-        SettingsError,
-        StorageError,
-    )
-}
-
-
-def create_child_error(code: int, message: str, hint: str | None) -> ScanlakeError:
-    """Return the error that a child has ended with."""
-    message = message or f"The command ended with {code} and without a message."
-    return _ERROR_TYPES.get(code, ScanlakeError)(message, hint=hint)
+def create_child_error(code: int, printed: Mapping[str, Any]) -> ScanlakeError:
+    """Return the error that a child has ended with, from the object that it has printed about it."""
+    message = str(printed.get("error") or f"The command ended with {code} and without a message.")
+    error = ScanlakeError(message, hint=printed.get("hint"))
+    error.exit_code = most_severe([code])
+    return error
 
 
 def parse_json_object(text: bytes | str) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def most_severe(codes: Iterable[int]) -> ExitCode:
 class ScanlakeError(Exception):
     """The base of all errors: `exit_code` of the command, and a `hint` for the operator."""
 
-    exit_code: ClassVar[ExitCode] = ExitCode.FAILED
+    exit_code: ExitCode = ExitCode.FAILED
     default_hint: ClassVar[str] = "Run the same command again; nothing is lost."
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:

@@ -1,5 +1,6 @@
 """`scanlake demo`: the main workflow from end to end, against the emulator in a separate process."""
 
+import asyncio
 import json
 import os
 import shlex
@@ -74,8 +75,8 @@ def run(
 async def _run_workflow(folder: Path, files: int, seed: int) -> None:
     """Run the commands on a lake in `folder` while an emulator runs."""
     arguments = ("--port", "0", "--files", str(files), "--seed", str(seed))
-    command = start_command(["emulator", *arguments], seconds=_MAX_SECONDS)
-    async with command as emulator, aiohttp.ClientSession() as session:
+    command = start_command(["emulator", *arguments], on_line=lambda _: None)
+    async with asyncio.timeout(_MAX_SECONDS), command as emulator, aiohttp.ClientSession() as session:
         line = await emulator.stdout.readline()
         if not line:
             raise ScanlakeError("The emulator did not start.", hint="Run `scanlake emulator` to see the cause.")

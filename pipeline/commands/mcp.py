@@ -16,14 +16,8 @@ import typer
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pipeline.child_commands import (
-    RunningCommand,
-    create_child_error,
-    parse_json_object,
-    start_command,
-    write_line,
-)
-from pipeline.context import CommandContext, require_catalog
+from pipeline.child_commands import create_child_error, parse_json_object, run_for_object, start_command, write_line
+from pipeline.context import CommandContext
 from pipeline.errors import BugError, ExitCode, SettingsError, TimeLimitReachedError, to_scanlake_error
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.logs import log_traceback, to_one_line
@@ -46,6 +40,8 @@ _MAX_RESULT_BYTES: Final = 200_000
 _MAX_SAFE_INTEGER: Final = 2**53 - 1
 _ASK_FOR_LESS: Final = "Ask for less: filter, aggregate, or select fewer columns."
 _MAX_PROCESSES: Final = 4
+_FAILED: Final = "command.failed"  # events of the log of a query
+_INCOMPLETE: Final = "snapshot.incomplete"
 _INSTRUCTIONS: Final = (
     "scanlake is a local, read-only copy of a file service: files with their uploads, forms, fields, locations and"
     " workflow runs, as tables for SQL (DuckDB's dialect). Call list_tables first, then describe_table for the columns"
@@ -88,7 +84,7 @@ def run(
 
 def create_server(context: CommandContext, limits: QueryLimits) -> "MCPServer[Any]":
     """Return a server whose tools run scanlake's own commands on the newest snapshot, each call in a process."""
-    settings = context.settings()
+    context.settings()  # a mistake in them ends the server at its start
     server = MCPServer("scanlake", version=__version__, instructions=_INSTRUCTIONS, log_level="CRITICAL")
     slots = asyncio.Semaphore(_MAX_PROCESSES)
 
@@ -97,7 +93,6 @@ def create_server(context: CommandContext, limits: QueryLimits) -> "MCPServer[An
         @wraps(function)
         async def call(**arguments: str) -> dict[str, Any]:
             async def run_in_slot() -> dict[str, Any]:
-                require_catalog(settings)
                 async with slots:
                     return await function(**arguments)
 
@@ -111,16 +106,20 @@ def create_server(context: CommandContext, limits: QueryLimits) -> "MCPServer[An
             except Exception as error:  # noqa: BLE001 - a failed call ends no server
                 raise ToolError(_describe_failure(error)) from None
 
+    async def read_object(*argv: str) -> dict[str, Any]:
+        async with _limit(limits.seconds) as variables:
+            return await run_for_object([*context.to_argv(), *argv], variables=variables)
+
     @tool
     async def list_tables() -> dict[str, Any]:
         """List the tables and views of the lake, with what a row is."""
-        dictionary = await run_for_object(context, "tables", seconds=limits.seconds)
+        dictionary = await read_object("tables")
         return {"tables": [{name: table[name] for name in ("name", "comment")} for table in dictionary["tables"]]}
 
     @tool
     async def describe_table(name: str) -> dict[str, Any]:
         """Describe the columns of a table or view, as list_tables names it: type, meaning, keys."""
-        dictionary = await run_for_object(context, "tables", "--", name, seconds=limits.seconds)
+        dictionary = await read_object("tables", "--", name)
         return dict(dictionary["tables"][0])
 
     @tool
@@ -131,7 +130,7 @@ def create_server(context: CommandContext, limits: QueryLimits) -> "MCPServer[An
     @tool
     async def status() -> dict[str, Any]:
         """Show how current and complete the lake is: snapshot, watermark, runs, failures."""
-        return await run_for_object(context, "status", seconds=limits.seconds)
+        return await read_object("status")
 
     return server
 
@@ -179,70 +178,38 @@ def _relay(source: int, requests: IO[bytes]) -> None:
 # `levenshtein` of two long texts); a process ends in any case, and gives back its memory and its temporary files.
 
 
-class _Command:
-    """A running command, and what it has logged: error and hint if it failed, a warning of an incomplete lake."""
-
-    def __init__(self, child: RunningCommand) -> None:
-        self.stdin, self.stdout = child.stdin, child.stdout
-        self.warning: str | None = None
-        self._failure: tuple[str, str] | None = None
-        self._child = child
-        self._log = asyncio.create_task(self._read_log())
-
-    async def send(self, text: str) -> None:
-        """Write the whole standard input."""
-        with suppress(ConnectionError):  # a command that has failed does not read it
-            self.stdin.write(text.encode("utf-8", "replace"))
-            await self.stdin.drain()
-        self.stdin.close()
-
-    async def finish(self) -> None:
-        """Wait for its end. Raises `ScanlakeError` with its error and hint if it failed."""
-        code = await self._child.process.wait()
-        await self._log
-        if code or self._failure is not None:
-            raise create_child_error(code, *(self._failure or ("", _ASK_FOR_LESS)))
-
-    async def kill(self) -> None:
-        """End it now, and wait for the end of its log."""
-        self._child.kill()
-        await self._log
-
-    async def _read_log(self) -> None:
-        """Keep the events of interest; the others go to this process's own stderr."""
-        async for line in self._child.stderr:
-            event = parse_json_object(line)
-            if event.get("event") == "command.failed":
-                self._failure = str(event["error"]), str(event["hint"])
-            elif event.get("event") == "snapshot.incomplete":
-                self.warning = str(event["reason"])
-            else:
-                write_line(line.decode(errors="replace").rstrip("\n"))
-
-
-async def run_for_object(context: CommandContext, *arguments: str, seconds: float) -> dict[str, Any]:
-    """Run a command and return its JSON object. Raises `ScanlakeError` with its error if it has no result."""
-    async with _start(context, arguments, seconds) as command:
-        command.stdin.close()
-        output = parse_json_object(await command.stdout.read())
-        if not output or "error" in output:
-            await command.finish()
-    return output
-
-
 async def run_query(context: CommandContext, sql: str, limits: QueryLimits) -> dict[str, Any]:
     """Run `scanlake query`. Return columns (name and type), rows as lists, whether the result is cut, and notes.
 
     Raises `ScanlakeError` for a query that is refused or wrong, and `TimeLimitReachedError`.
     """
-    async with _start(context, ("query", "-"), limits.seconds, limits.size) as command:
-        await command.send(sql)
-        head = await _read_head(command.stdout)
-        rows, cut = await _read_rows(command.stdout, limits)
+    events: dict[str, dict[str, Any]] = {}
+
+    def keep_event(line: str) -> None:
+        event = parse_json_object(line)
+        if event.get("event") in {_FAILED, _INCOMPLETE}:
+            events[event["event"]] = event
+        else:
+            write_line(line)
+
+    argv = ["--json", *replace(context, log_json=True).to_argv(), "query", "-"]
+    async with (
+        _limit(limits.seconds) as variables,
+        start_command(argv, on_line=keep_event, variables=variables, line_bytes=limits.size) as child,
+    ):
+        with suppress(ConnectionError):  # a command that has failed does not read it
+            child.stdin.write(sql.encode("utf-8", "replace"))
+            await child.stdin.drain()
+        child.stdin.close()
+        head = await _read_head(child.stdout)
+        rows, cut = await _read_rows(child.stdout, limits)
         if cut is None:
-            await command.finish()
+            code = await child.process.wait()
+            await asyncio.wait({child.last_line})
+            if code:
+                raise create_child_error(code, events.get(_FAILED, {"hint": _ASK_FOR_LESS}))
         columns = json.loads(head.rstrip() + b"]}")["columns"]
-        notes = [note for note in (cut, command.warning) if note is not None]
+    notes = [note for note in (cut, events.get(_INCOMPLETE, {}).get("reason")) if note is not None]
     return {"columns": columns, "rows": rows, "row_count": len(rows), "is_cut": cut is not None, "notes": notes}
 
 
@@ -287,20 +254,12 @@ def _parse_decimal(digits: str) -> float | str:
 
 
 @asynccontextmanager
-async def _start(
-    context: CommandContext, arguments: tuple[str, ...], seconds: float, line_bytes: int = _MAX_RESULT_BYTES
-) -> AsyncIterator[_Command]:
-    """Start a command on the lake of the context. It is killed at the end of the block, or after `seconds`."""
-    argv = ["--json", *replace(context, log_json=True).to_argv(), *arguments]
+async def _limit(seconds: float) -> AsyncIterator[dict[str, str]]:
+    """Yield the environment of a command without tokens; its temporary files end with the block, or with `seconds`."""
     with tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
-        variables = environment_without_tokens() | {"TMPDIR": spill}
         try:
-            async with start_command(argv, variables=variables, seconds=seconds, line_bytes=line_bytes) as child:
-                command = _Command(child)
-                try:
-                    yield command
-                finally:
-                    await command.kill()
+            async with asyncio.timeout(seconds):
+                yield environment_without_tokens() | {"TMPDIR": spill}
         except TimeoutError:
             message = f"It was stopped at the time limit of {seconds:g} seconds."
             raise TimeLimitReachedError(message, hint=_ASK_FOR_LESS) from None

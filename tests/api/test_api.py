@@ -15,7 +15,7 @@ import pytest
 
 import pipeline
 from pipeline.emulator import Emulator
-from pipeline.errors import RunInterrupted, SettingsError
+from pipeline.errors import ExitCode, RunInterrupted
 from tests.docs import documents
 
 FILES = 20
@@ -95,8 +95,9 @@ def test_no_lake_is_no_lake(tmp_path: Path) -> None:
         pass
     with pytest.raises(pipeline.ScanlakeError, match="No lake"), pipeline.open_lake(tmp_path):
         pass
-    with pytest.raises(SettingsError, match="base_url"):
+    with pytest.raises(pipeline.ScanlakeError, match="base_url") as refused:
         pipeline.sync_lake(lake=tmp_path / "lake", token="t" * 20)
+    assert refused.value.exit_code == ExitCode.USAGE
     assert list(tmp_path.iterdir()) == []
     assert issubclass(RunInterrupted, pipeline.ScanlakeError)
 

@@ -84,7 +84,7 @@ async def test_a_child_has_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value if name != "COPY_OF_IT" else CANARY + names[0])
     before = set(children_of(os.getpid()))
     worker = WorkerProcess("slow", _WORKER)
-    async with start_command(["query", "-"]):  # waits for its statement: at its end it is without environment
+    async with start_command(["query", "-"], on_line=print):  # it waits: at its end it has no environment
         children = set(children_of(os.getpid())) - before
         environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in children]  # noqa: ASYNC240 - in memory
     worker.close()
