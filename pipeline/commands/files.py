@@ -1,7 +1,7 @@
 """`scanlake files`: files as the service has them now, by reference, by id or by its search."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import aclosing
 from datetime import datetime
 from enum import StrEnum
@@ -41,9 +41,7 @@ _CHILDREN: Final = {
 """Nouns for the children of a file, by their keys."""
 
 _STATES: Final[Mapping[object, str]] = {0: "open", "0": "open", 1: "closed", "1": "closed"}
-_SEARCH_OPTIONS: Final = (
-    *("--find", "--closed", "--open", "--start-date", "--end-date", "--field", "--since", "--until", "--limit"),
-)
+_SEARCH_OPTIONS: Final = ("--find", "--closed", "--open", "--since", "--until", "--limit")
 IncludeName = StrEnum("IncludeName", {name: name for name in INCLUDES})  # type: ignore[misc]
 
 
@@ -75,15 +73,6 @@ def run(
     closed: Annotated[
         bool | None, typer.Option("--closed/--open", help="Only closed files, or only open ones.")
     ] = None,
-    start_date: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Files active at or after this (ISO-8601, UTC).")
-    ] = None,
-    end_date: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Files active until this; a date includes its day.")
-    ] = None,
-    field: Annotated[
-        list[str] | None, typer.Option(metavar="ID=VALUE", help="Files with this value in a custom field. Repeatable.")
-    ] = None,
     since: Annotated[str | None, typer.Option(metavar="TIME", help="Files updated after this (ISO-8601, UTC).")] = None,
     until: Annotated[
         str | None, typer.Option(metavar="TIME", help="Files updated until this; a date includes its day.")
@@ -103,18 +92,14 @@ def run(
     settings = context.settings()
     require_base_url(settings)
     parse_range(since, until)
-    parse_range(start_date, end_date, ("--start-date", "--end-date"))
     includes = tuple(name for name in INCLUDES if name in (include or ()))
     if "geocoding" in includes and "uploads" not in includes:
         raise SettingsError("--include geocoding requires uploads.", hint="Add --include uploads.")
     search: dict[str, Any] = {
         "find": find,
         "closed": closed,
-        "startdate": _parse_moment("--start-date", start_date),
-        "enddate": _parse_moment("--end-date", end_date),
         "updated_start": _parse_moment("--since", since),
         "updated_end": _parse_moment("--until", until),
-        "field_id": _parse_fields(field or ()),
         "limit": min(limit + 1, MAX_LIMIT_WITH_INCLUDES if includes else MAX_LIMIT),
     }
     common: dict[str, Any] = {"include": includes, "lang": settings.lang}
@@ -175,18 +160,6 @@ def _parse_moment(flag: str, text: str | None) -> datetime | str | None:
     if text is None or instant is None:
         return None
     return text.strip() if is_date(text) else to_datetime(instant)
-
-
-def _parse_fields(assignments: Sequence[str]) -> dict[int, str]:
-    fields: dict[int, str] = {}
-    for text in assignments:
-        number, equals, value = text.partition("=")
-        if not equals or not number.isascii() or not number.isdigit() or len(number) > 18:
-            raise SettingsError(f"--field {text}: not ID=VALUE.", hint="Use a custom field's number: --field 7=blue.")
-        if int(number) in fields:
-            raise SettingsError(f"--field {number} is given twice.", hint="Use each custom field once.")
-        fields[int(number)] = value
-    return fields
 
 
 def _format_file(file: Mapping[str, Any]) -> list[str | None]:
