@@ -2,10 +2,9 @@
 
 from pipeline.child_commands import run_maintenance
 from pipeline.context import CommandContext
-from pipeline.errors import ExitCode, ScanlakeError
-from pipeline.lake.layout import LakeLayout
+from pipeline.errors import ExitCode
 from pipeline.lake.ledger_queries import PublishRecord
-from pipeline.lake.reader import open_ledger_readonly
+from pipeline.lake.reader import read_live_state
 from pipeline.process import run_async
 from pipeline.publish_outcome import PublishOutcome
 from pipeline.settings import Settings
@@ -29,11 +28,5 @@ def publish_in_subprocess(
 
 def read_publish_record(settings: Settings) -> PublishRecord | None:
     """Return the record of the last publish to object storage; None if there is none, or no readable ledger."""
-    layout = LakeLayout(settings.lake.absolute())
-    if not layout.ledger.is_file():
-        return None
-    try:
-        with open_ledger_readonly(layout) as ledger:
-            return ledger.properties.remote_publish
-    except ScanlakeError:
-        return None
+    state = read_live_state(settings.lake, runs=0)
+    return None if state is None else state.properties.remote_publish

@@ -112,8 +112,9 @@ class ShareRun:
         """
         if count := await asyncio.to_thread(self._request_log.mark_pending_shares_unknown):
             _log.warning("share.outcome_unknown", shares=count, reason="an earlier run was killed before the response")
-        for request in requests:
-            self.outcomes.append(await self._share_one(request, now))
+        async with self._client:
+            for request in requests:
+                self.outcomes.append(await self._share_one(request, now))
 
     async def _share_one(self, request: ShareRequest, now: int) -> ShareOutcome:
         record = _to_record(request, now)

@@ -11,7 +11,6 @@ from typing import Annotated, Final
 
 import typer
 from msgspec import Struct
-from msgspec.structs import replace
 
 from pipeline.atomic_files import write_file
 from pipeline.command_options import Excludes
@@ -24,7 +23,6 @@ from pipeline.monitoring.run_history import find_failures
 from pipeline.pages.catalog_access import CatalogAccess
 from pipeline.pages.dashboard import GENERATOR, LedgerState, load_dashboard, render_dashboard
 from pipeline.pages.site import Site
-from pipeline.publish_after_run import read_publish_record
 from pipeline.publish_outcome import PublishOutcome
 from pipeline.settings import Settings
 from schemas.timestamps import to_datetime
@@ -139,15 +137,16 @@ def _render(settings: Settings, access: CatalogAccess, *, is_served: bool) -> st
 
 def _read_ledger(settings: Settings) -> LedgerState:
     state = read_live_state(settings.lake, runs=_MAX_RUNS)
-    ledger = LedgerState(source=_choose_source(settings, state))
-    if (record := read_publish_record(settings)) is not None and record["problem"] is not None:
-        ledger = replace(ledger, remote_problem=str(PublishOutcome.from_record(record)))
     if state is None:
-        return ledger
+        return LedgerState(source=_choose_source(settings, state))
     failures, pause = find_failures(settings.lake, state), state.properties.rollback_pause
-    return replace(
-        ledger,
-        runs=[_to_row(record) for record in state.runs[:_MAX_RUNS]],
+    problem, published = None, state.properties.remote_publish
+    if published is not None and published["problem"] is not None:
+        problem = str(PublishOutcome.from_record(published))
+    return LedgerState(
+        source=_choose_source(settings, state),
+        remote_problem=problem,
+        runs=[_to_row(run) for run in state.runs[:_MAX_RUNS]],
         failing=None if failures is None else str(failures),
         paused_at=None if pause is None else pause["to"],
     )

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from msgspec import Struct
 
-from pipeline.client.client import Client, create_client
+from pipeline.client.client import create_client
 from pipeline.command_options import Excludes, Requires
 from pipeline.context import CommandContext, require_confirmation
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
@@ -115,7 +115,7 @@ def run(
         client = create_client(settings, token, learned=request_log.ledger.properties.learned_limits)
         share_run = ShareRun(client, request_log, force_new=force_new)
         try:
-            run_async(_create_shares(client, share_run, requests))
+            run_async(share_run.run(requests, now_us()))
         except BaseException:
             sys.stderr.write(_format_outcomes(share_run.outcomes))  # the links that exist must not be lost
             with suppress(ScanlakeError):  # the error that stopped the run is more important
@@ -130,11 +130,6 @@ def run(
     is_complete = counts.keys() <= {ShareState.CREATED, ShareState.REUSED}
     code = ExitCode.OK if is_complete else ExitCode.REJECTS
     return call.print_result(CreatedShares(outcomes, dict(counts)), f"{text}\n", code)
-
-
-async def _create_shares(client: Client, share_run: ShareRun, requests: Sequence[ShareRequest]) -> None:
-    async with client:
-        await share_run.run(requests, now_us())
 
 
 def _select_references(settings: Settings, references: Sequence[str] | None, where: str | None) -> Sequence[str]:

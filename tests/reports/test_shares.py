@@ -39,10 +39,8 @@ async def create_shares(
         for request in build_requests([share.pop("reference")], send_email=send_email, now=now, **share)
     ]
     with open_request_log(LakeLayout(lake)) as request_log:
-        client = quick_client(emulator)
-        share_run = ShareRun(client, request_log, force_new=force_new)
-        async with client:
-            await share_run.run(requests, now)
+        share_run = ShareRun(quick_client(emulator), request_log, force_new=force_new)
+        await share_run.run(requests, now)
     return share_run.outcomes
 
 
