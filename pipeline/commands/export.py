@@ -36,7 +36,7 @@ def run(
         Path, typer.Argument(metavar="FOLDER|FILE", help="New or empty folder, or a new file that ends in .xlsx.")
     ],
     output_format: Annotated[
-        Literal["parquet", "csv", "xlsx"] | None,
+        Literal["parquet", "csv"] | None,
         typer.Option("--format", help="Of a folder: parquet or csv. Default: parquet."),
     ] = None,
     tables: Annotated[
@@ -68,13 +68,12 @@ def run(
 
 
 def _choose_format(target: Path, typed: str | None) -> str:
-    """Return the format that the name means, otherwise the typed one. Raises `SettingsError` if they differ."""
+    """Return the format of a workbook by its name, of a folder as typed. Raises `SettingsError` for a mix."""
     if target.suffix.lower() == ".duckdb":
         raise SettingsError(f"{target.name}: an export is no database.", hint="Use a folder, or .xlsx for a workbook.")
-    is_workbook = target.suffix.lower() == ".xlsx"
-    if is_workbook and typed in {None, "xlsx"}:
-        return "xlsx"
-    if not is_workbook and typed != "xlsx":
+    if target.suffix.lower() != ".xlsx":
         return typed or "parquet"
-    hint = "Use a name that ends in .xlsx for a workbook, and --format parquet or csv for a folder."
-    raise SettingsError(f"{target.name} and --format {typed} exclude each other.", hint=hint)
+    if typed is not None:
+        hint = "Leave out --format for a workbook, or name a folder."
+        raise SettingsError(f"{target.name} and --format {typed} exclude each other.", hint=hint)
+    return "xlsx"
