@@ -99,11 +99,12 @@ def _sync(
         before = lake.ledger.last_snapshot(), lake.ledger.next_commit_seq()
         summary = run_async(sync(lake, settings, token, time_range, progress, accept_new_base_url=accept_new_base_url))
         delta = measure_delta(lake, summary.run_id, summary.files_stored, before, progress.last)
+        stats = LakeStats.read_from(lake)
         if prints_summary:
             is_partial = time_range.is_explicit and not time_range.full
-            sys.stdout.write(format_sync_summary(summary, delta, LakeStats.read_from(lake), is_partial=is_partial))
+            sys.stdout.write(format_sync_summary(summary, delta, stats, is_partial=is_partial))
         verification = run_async(verify_if_due(lake, settings, token, summary, progress))
-        stats = LakeStats.read_from(lake)
+        stats = stats if verification is None else LakeStats.read_from(lake)
         compact_if_due(lake, settings)
     followers = _run_followers(context, settings)
     outcome = SyncOutcome(**asdict(summary), delta=delta, lake=stats, verify=verification, **followers)
