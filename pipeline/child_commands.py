@@ -43,32 +43,26 @@ async def run_command(
     argv: Sequence[str],
     *,
     on_line: Callable[[str], None],
-    on_end: Callable[[ChildResult], None] | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> ChildResult:
     """Run `scanlake ARGV` to its end, and keep the last 64 MB of its output.
 
     `on_line` receives each line of stderr. On cancellation the child gets SIGTERM, and SIGKILL after
-    `STOP_GRACE_SECONDS`; `on_end` receives the result in this case, too. `variables` is the whole environment of the
-    child (None: this process's, without any token).
+    `STOP_GRACE_SECONDS`. `variables` is the whole environment of the child (None: this process's, without any token).
     """
     async with start_command(argv, on_line=on_line, variables=variables) as child:
         child.stdin.close()
         end = asyncio.gather(_read_tail(child.stdout), child.last_line, child.process.wait())
         try:
-            await asyncio.shield(end)
+            output, last_line, code = await asyncio.shield(end)
         except asyncio.CancelledError:
             with suppress(ProcessLookupError):
                 child.process.terminate()
             await asyncio.wait({end}, timeout=STOP_GRACE_SECONDS)
             child.kill()
+            await end
             raise
-        finally:
-            output, last_line, code = await end
-            result = ChildResult(code, output, last_line)
-            if on_end is not None:
-                on_end(result)
-    return result
+    return ChildResult(code, output, last_line)
 
 
 async def run_for_object(argv: Sequence[str], *, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -155,7 +149,7 @@ async def start_command(
         child.kill()
         while await child.stdout.read(1 << 20):  # asyncio closes a pipe once it is empty
             pass
-        await last_line
+        await asyncio.wait({last_line})
         await process.wait()
 
 

@@ -43,8 +43,8 @@ def run_for_all_sources(context: CommandContext, command: str, argv: Sequence[st
     """
     context.refuse_options_of_one_source()
     words = [word for word in argv if word != "--all"]
-    killed = ChildResult(ExitCode.INTERRUPTED, b"", "")  # also of a source that was not started
-    results = dict.fromkeys(load_all_sources(context.config), killed)
+    stopped = ChildResult(ExitCode.INTERRUPTED, b"", "")  # its log is on stderr, if it was started
+    results = dict.fromkeys(load_all_sources(context.config), stopped)
     with suppress(RunInterrupted):  # every result has its own exit code
         run_async(_run_all(command, words, results, as_json=context.log_json))
     codes = {source: ExitCode.INTERRUPTED if end.code < 0 else end.code for source, end in results.items()}
@@ -67,9 +67,7 @@ def count_usable_cores() -> int:
 
 def environment_of_source(source: str, command: str) -> dict[str, str]:
     """Return the environment of a process of one source: its own token, if the command needs one, and no other."""
-    environment = environment_without_tokens(*([token_variable(source)] if command in _NEED_TOKEN else []))
-    environment.pop("SCANLAKE_SOURCE", None)
-    return environment
+    return environment_without_tokens(*([token_variable(source)] if command in _NEED_TOKEN else []))
 
 
 async def _run_all(command: str, words: Sequence[str], results: dict[str, ChildResult], *, as_json: bool) -> None:
@@ -78,10 +76,9 @@ async def _run_all(command: str, words: Sequence[str], results: dict[str, ChildR
 
     async def run_one(source: str) -> None:
         async with slots:
-            await run_command(
+            results[source] = await run_command(
                 [*words, "--source", source],
                 on_line=partial(_forward_line, source, as_json=as_json),
-                on_end=partial(results.__setitem__, source),
                 variables=environment_of_source(source, command),
             )
 

@@ -26,8 +26,6 @@ from tests.rows import every
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.processes import Answer, Scanlake
 
 TWO = """
@@ -205,8 +203,8 @@ def test_a_killed_source_is_told(monkeypatch: pytest.MonkeyPatch, main: Scanlake
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert sources_module.count_usable_cores() == 3
 
-    async def run_command(argv: list[str], *, on_end: Callable[[ChildResult], None], **_: object) -> None:
-        on_end(ChildResult(-9, f"of {argv[-1]}: \u00e9".encode()[:-1], ""))
+    async def run_command(argv: list[str], **_: object) -> ChildResult:
+        return ChildResult(-9, f"of {argv[-1]}: \u00e9".encode()[:-1], "")
 
     monkeypatch.setattr(sources_module, "run_command", run_command)
     told = main("status", "--all")
