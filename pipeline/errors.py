@@ -213,10 +213,6 @@ class RunInterrupted(ScanlakeError):  # noqa: N818 - it ends a run on request
     default_hint = "Run the same command again."
 
 
-class RemoteTraceback(Exception):  # noqa: N818 - the name that concurrent.futures uses
-    """The stack of another scanlake process at its error, as text."""
-
-
 _NO_THREAD: Final = "can't start new thread"  # Python's text where the system has no memory for its stack
 _STORAGE_ERRNOS: Final = frozenset(
     {

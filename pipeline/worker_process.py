@@ -15,9 +15,7 @@ import sys
 import traceback
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from msgspec import Struct
-
-from pipeline.errors import RemoteTraceback, ScanlakeError
+from pipeline.errors import ScanlakeError
 from pipeline.stop_signals import STOP_SIGNALS, end_with_parent, name_parent
 from pipeline.tokens import environment_without_tokens
 
@@ -37,13 +35,6 @@ class WorkerEndedError(ScanlakeError):
             hint="Run the command again; nothing is lost. If it fails again, check the machine's free memory.",
         )
         self.ended_with = exit_code
-
-
-class _Failure(Struct, frozen=True):
-    """An error and its stack, which a pickled error does not contain."""
-
-    error: Exception
-    stack: str
 
 
 class WorkerProcess:
@@ -79,8 +70,8 @@ class WorkerProcess:
         except BaseException:
             process.kill()  # its pipe may contain half a request, and the next one would follow it
             raise
-        if isinstance(answer, _Failure):
-            raise answer.error from RemoteTraceback(f"in the {self._name} process\n{answer.stack}")
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
     def kill(self) -> None:
@@ -125,7 +116,9 @@ def serve(answer: Callable[[Any], object]) -> None:
             try:
                 result = answer(request)
             except Exception as error:  # noqa: BLE001 - raised again in the parent
-                result = _Failure(error, "".join(traceback.format_tb(error.__traceback__)))
+                stack = "".join(traceback.format_tb(error.__traceback__))  # a pickled error has none
+                error.add_note(f"In the worker:\n{stack}")
+                result = error
             send(answers, result)
             del request, result
             gc.collect(0)

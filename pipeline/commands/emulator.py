@@ -57,11 +57,6 @@ def _print_options(is_requested: bool) -> None:  # noqa: FBT001 (typer passes th
     raise typer.Exit
 
 
-def _build_images(texts: list[str]) -> ImageOptions:
-    """Return the options of the image host. Raise ValueError for an unknown name or value."""
-    return replace_fields(ImageOptions(), parse_assignments(texts))
-
-
 def run(
     *,
     port: Annotated[int, _process_option(min=0, max=65535, help="Port on 127.0.0.1; 0 uses a free port.")] = 8765,
@@ -124,11 +119,12 @@ def run(
     Files are generated: two runs with the same --seed and --now serve the same files. Stop with Ctrl-C.
     """
     try:
+        image_options = replace_fields(ImageOptions(), parse_assignments(image or []))
         emulator = Emulator(
             plan=WorldPlan(files=files, seed=seed, days=days, spread=spread, now=now),
             quirks=make_quirks(profile, parse_assignments(quirk or [])),
             faults=parse_faults(fault or []),
-            images=_build_images(image or []) if images or image or image_fault else None,
+            images=image_options if images or image or image_fault else None,
             image_faults=parse_faults(image_fault or []),
             port=port,
             token=token,

@@ -112,7 +112,7 @@ print(*sys.modules, file=sys.stderr)
 def test_a_command_loads_no_more_than_it_needs(
     program: str, arguments: tuple[str, ...], loaded: set[str], none_but: frozenset[str], lake: Path
 ) -> None:
-    """`status` and `query` load no HTTP client, loop or log, rich for tables and Arrow for JSON only; sync no pages."""
+    """`status` and `query` load no HTTP client and no loop, rich for tables and Arrow for JSON only; sync no pages."""
     command = [sys.executable, "-c", program, "--lake", str(lake), *arguments]
     done = subprocess.run(command, env=unmeasured(), capture_output=True, text=True, check=True)
     found = set(done.stderr.split())
