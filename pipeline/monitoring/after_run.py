@@ -54,9 +54,9 @@ class Alert(Struct, frozen=True):
 
 
 @contextmanager
-def monitored_run(settings: Settings, command: str, source: str = "") -> Iterator[RunResult]:
+def monitored_sync(settings: Settings, source: str = "") -> Iterator[RunResult]:
     """Yield the result to fill in. At its end record it, with metrics and alerts."""
-    result = RunResult(command, settings.lake, source)
+    result = RunResult(settings.lake, source)
     try:
         yield result
     except BaseException as error:
@@ -133,7 +133,7 @@ def record_killed_sync(settings: Settings, source: str = "") -> None:
     if last_ended is not None and last_ended >= started_at:
         return
     reason = f"The sync of {format_instant(last.started_at)} was killed, or the machine stopped."
-    result = RunResult("sync", settings.lake, source, _KILLED_CODE, reason, started_at=started_at)
+    result = RunResult(settings.lake, source, _KILLED_CODE, reason, started_at=started_at)
     result.result = {"run_id": last.run_id}
     run_async(record_run(settings, result))
 
@@ -149,11 +149,11 @@ async def send_alert(settings: Settings, alert: Alert, result: RunResult) -> boo
     what = {"failed": f"failed: {reason}", "recovered": "works again", "succeeded": "succeeded"}[alert.event]
     lake = str(result.lake.absolute())
     body = {
-        "text": f"scanlake {result.command} of {result.source or lake} {what}",  # chat services show it
+        "text": f"scanlake sync of {result.source or lake} {what}",  # chat services show it
         "event": alert.event,
         "reason": reason,
         "exit_code": alert.exit_code,
-        "command": result.command,
+        "command": "sync",
         "lake": lake,
         "source": result.source,
         "run_id": str(result.result.get("run_id") or ""),

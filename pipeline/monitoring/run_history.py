@@ -38,12 +38,11 @@ _log = get_logger()
 
 
 class RunResult(Struct):
-    """A run of a command on the lake of a source: exit code, and the object that --json prints.
+    """A sync of the lake of a source: exit code, and the object that --json prints.
 
     `reason` is one line, empty without an error; `error_type` is the class name of that error.
     """
 
-    command: str
     lake: Path
     source: str = ""
     code: int = ExitCode.OK

@@ -23,7 +23,7 @@ from tests.processes import ended, launched
 from tests.rows import every
 
 ALERT = Alert("failed", 1, "the service is away")
-RESULT = RunResult("sync", Path("/lake"), code=1, result={"run_id": "r1"})
+RESULT = RunResult(Path("/lake"), code=1, result={"run_id": "r1"})
 
 
 async def test_a_url_gets_the_alert_as_json(canary: str) -> None:
@@ -64,7 +64,7 @@ async def _end_run(hook: Collector, lake: Path, code: int, *, is_consistent: boo
     """Record a run; return its exit code with the mark of the alert about it, which has the same code."""
     before, settings = len(hook.taken), Settings(lake=lake, notify_url=Secret(hook.url))
     result = {} if is_consistent is None else {"verify": {"consistent": is_consistent}}
-    run = RunResult("sync", lake, code=code, reason="" if code in {0, 4} else "why", result=result)
+    run = RunResult(lake, code=code, reason="" if code in {0, 4} else "why", result=result)
     await record_run(settings, run)
     told = hook.bodies[before:]
     assert all(body["exit_code"] == code for body in told)
@@ -76,7 +76,7 @@ async def test_one_alert_per_failure_and_one_after_recovery(tmp_path: Path) -> N
     lake, codes = tmp_path / "lake", (0, 5, 1, 1, 5, 3, 1, 0, 0, 4, 7, 130, 4, 0)
     with Collector().serving() as hook:
         told = [await _end_run(hook, lake, code) for code in codes]
-        paused = RunResult("sync", lake, code=2, error_type="LakePausedError")
+        paused = RunResult(lake, code=2, error_type="LakePausedError")
         await record_run(Settings(lake=lake, notify_url=Secret(hook.url)), paused)
     assert " ".join(told) == "0+ 5 1! 1 5 3! 1 0~ 0+ 4+ 7! 130 4~ 0+"
     assert len(hook.taken) == 9, "a paused lake is no failure"

@@ -13,7 +13,7 @@ from pipeline.monitoring.run_history import FILE_NAME, RunResult, read_run_stats
 from tests.lake.corruption import exhausted_descriptors
 
 STARTED_AT = datetime(2026, 1, 1, tzinfo=UTC)
-FAILED = RunResult("sync", Path("lake"), code=7, reason="why")
+FAILED = RunResult(Path("lake"), code=7, reason="why")
 WENT_WELL = {"requests": {"list": 2, "detail": 5}, "retries": 1, "files_stored": 5, "lake": {"files": 9}}
 
 
@@ -22,7 +22,7 @@ def count(lake: Path, *codes: int) -> None:
     for code in codes:
         told = {} if code else WENT_WELL
         with update_run_stats(lake) as record:
-            run = RunResult("sync", lake, code=code, reason="why", result=told, started_at=STARTED_AT, seconds=2.0)
+            run = RunResult(lake, code=code, reason="why", result=told, started_at=STARTED_AT, seconds=2.0)
             record.add_run(run)
 
 

@@ -22,10 +22,10 @@ from tests.rows import every
 def test_every_exit_code_is_done_or_failed_or_neither() -> None:
     """A run with rejects is done; a held lake, a stop and a paused lake are no failures; all else is one."""
     done, neither, failed = {0, 4}, {5, 130}, {1, 2, 3, 6, 7, 8, 9, 70, 137, 255}
-    runs = {code: RunResult("sync", Path("lake"), code=code) for code in done | neither | failed}
+    runs = {code: RunResult(Path("lake"), code=code) for code in done | neither | failed}
     assert {code for code, run in runs.items() if run.is_done} == done
     assert {code for code, run in runs.items() if run.has_failed} == failed
-    paused = RunResult("sync", Path("lake"), code=2, error_type=LakePausedError.__name__)
+    paused = RunResult(Path("lake"), code=2, error_type=LakePausedError.__name__)
     assert (paused.is_done, paused.has_failed) == (False, False), "the type of the error, not its text"
 
 

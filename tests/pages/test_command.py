@@ -156,7 +156,7 @@ def test_failing_and_paused_syncs_need_attention(small_lake: Path, main: Main) -
     assert "failed" not in _attention(render())
     for _ in range(2):
         with update_run_stats(small_lake) as stats:
-            stats.add_run(RunResult("sync", small_lake, code=ExitCode.FAILED, reason="HTTP 503"))
+            stats.add_run(RunResult(small_lake, code=ExitCode.FAILED, reason="HTTP 503"))
     assert "The last 2 runs failed: HTTP 503" in _attention(render())
     assert main("--lake", str(small_lake), "rollback", "1", "--yes").code == ExitCode.OK
     assert "Syncs are paused: the lake was rolled back to snapshot 1." in _attention(render())
