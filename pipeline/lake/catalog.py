@@ -8,7 +8,6 @@ that it has open. A snapshot is a catalog that was published: another name of it
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import duckdb
@@ -34,11 +33,9 @@ from pipeline.lake.duckdb import (
     BUILD_MEMORY_LIMIT,
     LARGE_MEMORY_LIMIT,
     UPDATE_MEMORY_LIMIT,
-    copy_database,
     count_used_bytes,
     create_table,
     first_line,
-    read_database,
     split_sorted_query,
     translate_duckdb_errors,
     write_database,
@@ -56,7 +53,7 @@ from pipeline.logs import get_logger
 from schemas.tables import DELETED_FILES, FILES, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from pipeline.lake.catalog_tables import CatalogColumn, CatalogSpec
@@ -67,7 +64,7 @@ if TYPE_CHECKING:
 
 _MAX_REPLACED_RATIO: Final = 0.2  # rows that updates have deleted or inserted, to all rows
 _MAX_GROWTH: Final = 1.4  # of the bytes of the catalog: some 20 syncs that change 100 of 100,000 files each
-_MIN_ROWS: Final = 10_000  # a catalog of fewer rows is never worth a copy
+_MIN_ROWS: Final = 10_000  # of a catalog: fewer are never worth a build
 _MIN_WASTE: Final = 2 * 1024**2  # bytes
 _WRITABLE: Final = 0o600
 _log = get_logger()
@@ -102,59 +99,17 @@ def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: b
     then the former catalog stays.
     """
     number, written_at = spec.snapshot.snapshot, spec.snapshot.published_at
-    write = partial(_write_tables, layout=layout, ledger=ledger, spec=spec, rebuild=rebuild)
-    _replace_catalog(layout, ledger, number, write, written_at=written_at)
-
-
-def _replace_catalog(
-    layout: LakeLayout, ledger: Ledger, snapshot: int, write: Callable[[Path], DeltaBase], *, written_at: int
-) -> None:
-    """Let `write` write a new file, which replaces the published catalog and its snapshot."""
     with write_read_only(layout.catalog) as temp:
         with translate_duckdb_errors(str(layout.catalog)):
-            base = write(temp)
+            base = _write_tables(temp, layout, ledger, spec, rebuild=rebuild)
         ledger.set_properties(catalog=None)  # after a kill the ledger has no record, and a check compares with none
         remove_stale_wal(layout)
     # Again: a session that opened the former catalog in between may have left another log.
     remove_stale_wal(layout)
     record = CatalogRecord(file=_identify_file(layout.catalog), written_at=written_at)
     ledger.set_properties(catalog=record, delta_base=base)  # together: an update from an older base repeats versions
-    with translate_os_errors(path := layout.snapshot_path(snapshot)):
+    with translate_os_errors(path := layout.snapshot_path(number)):
         link_file(layout.catalog, path)
-
-
-def compact_catalog(layout: LakeLayout, ledger: Ledger) -> None:
-    """Replace the published catalog, and the snapshot that it is, by a copy without the waste of updates.
-
-    Its rows are the same, in the same order. Raises `StorageError`.
-    """
-    properties, last = ledger.properties, ledger.last_snapshot()
-    base, record = properties.delta_base, properties.catalog
-    if base is None or record is None or last is None or not _is_as_published(layout, record):
-        return  # the next publish builds it
-
-    def write(temp: Path) -> DeltaBase:
-        copy_database(layout.catalog, temp, spill=layout.spill_dir)
-        layout.remove_spill()
-        return {**base, "built_rows": _count_rows(temp), "built_bytes": temp.stat().st_size, "replaced_rows": 0}
-
-    _replace_catalog(layout, ledger, last.snapshot, write, written_at=record["written_at"])
-
-
-def has_waste(layout: LakeLayout, ledger: Ledger) -> bool:
-    """Return whether updates have left so much waste in the catalog that `compact_catalog` is due."""
-    base = ledger.properties.delta_base
-    if base is None or not layout.catalog.is_file():
-        return False
-    limit = max(_MAX_GROWTH * base["built_bytes"], base["built_bytes"] + _MIN_WASTE)
-    # Free blocks are no waste: the next update writes to them.
-    is_too_large = layout.catalog.stat().st_size > limit and count_used_bytes(layout.catalog) > limit
-    return is_too_large or base["replaced_rows"] > _count_replaceable_rows(base)
-
-
-def _count_replaceable_rows(base: DeltaBase) -> float:
-    """Return how many rows updates may delete or insert before the catalog has waste."""
-    return _MAX_REPLACED_RATIO * base["built_rows"] + _MIN_ROWS
 
 
 def is_as_published(layout: LakeLayout, ledger: LedgerQueries) -> bool:
@@ -184,13 +139,13 @@ def _identify_file(path: Path) -> list[int]:
 
 def _write_tables(temp: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: bool) -> DeltaBase:
     """Write a catalog to `temp`: an updated copy of the published one, or, if that cannot be, a new one."""
-    base = None if rebuild else _find_base(layout, ledger, spec)
     try:
-        if base is not None:
+        if not rebuild:
             try:
-                clone_file(layout.catalog, temp)
-                temp.chmod(_WRITABLE)
-                return _update_tables(temp, layout, ledger, spec, base)
+                if (base := _find_base(layout, ledger, spec)) is not None:
+                    clone_file(layout.catalog, temp)
+                    temp.chmod(_WRITABLE)
+                    return _update_tables(temp, layout, ledger, spec, base)
             except (duckdb.Error, OutdatedCatalogError) as error:
                 if isinstance(error, duckdb.Error) and write_error(str(layout.catalog), error):
                     raise  # no space for the copy: there is none for a new one
@@ -219,9 +174,19 @@ def _find_base(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> DeltaBa
         return None
     if base["format"] != describe_format():
         return None
-    # With more new rows an update would leave a catalog with waste.
-    max_new_rows = min(base["built_rows"], _count_replaceable_rows(base))
-    return base if spec.count_rows(since_seq=base["commit_seq"]) <= max_new_rows else None
+    new_rows = spec.count_rows(since_seq=base["commit_seq"])
+    # Records alone need no part: they are published beside parts that are lost, too.
+    return None if new_rows and _has_waste(layout, base, new_rows) else base
+
+
+def _has_waste(layout: LakeLayout, base: DeltaBase, new_rows: int) -> bool:
+    """Return whether updates have left so much waste, or the next one would, that a build is due."""
+    max_rows = _MAX_REPLACED_RATIO * base["built_rows"] + _MIN_ROWS
+    if base["replaced_rows"] > max_rows or new_rows > min(base["built_rows"], max_rows):
+        return True
+    max_bytes = max(_MAX_GROWTH * base["built_bytes"], base["built_bytes"] + _MIN_WASTE)
+    # Free blocks are no waste: the next update writes to them.
+    return layout.catalog.stat().st_size > max_bytes and count_used_bytes(layout.catalog) > max_bytes
 
 
 # Contents
@@ -293,14 +258,6 @@ def _create_empty(path: Path, layout: LakeLayout) -> DeltaBase:
     )
     _empty_catalogs[catalog_format] = path.read_bytes(), base
     return base
-
-
-def _count_rows(path: Path) -> int:
-    """Return the number of rows in the tables of a catalog."""
-    counts = " + ".join(f"(SELECT count(*) FROM {table.qualified_name})" for table in TABLES)
-    with read_database(path) as db:
-        rows: int = db.execute(f"SELECT {counts}").fetchall()[0][0]
-    return rows
 
 
 def _insert_sorted(db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec: CatalogSpec, table: Table) -> int:

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, ScanlakeError
-from pipeline.lake.catalog import compact_catalog, has_waste
 from pipeline.lake.catalog_tables import read_parts_sql
 from pipeline.lake.duckdb import open_worker_connection, split_sorted_query
 from pipeline.lake.parts import (
@@ -246,7 +245,7 @@ def find_expired_documents(layout: LakeLayout, ledger: Ledger, keep: int) -> dic
 
 def compact_if_due(lake: Lake, settings: Settings) -> None:
     """Compact if that is due. A failure is logged, not raised: the rows are published, and the next sync tries."""
-    if not is_compaction_due(lake):
+    if not select_for_compaction(list_part_groups(lake.ledger)):
         return
     try:
         run_compaction(lake, settings)
@@ -254,14 +253,8 @@ def compact_if_due(lake: Lake, settings: Settings) -> None:
         _log.warning("compaction.failed", error=error.message, hint=error.hint)
 
 
-def is_compaction_due(lake: Lake) -> bool:
-    """Return whether a compaction of parts or of the catalog would make reads faster."""
-    groups = select_for_compaction(list_part_groups(lake.ledger))
-    return bool(groups) or has_waste(lake.layout, lake.ledger)
-
-
 def run_compaction(lake: Lake, settings: Settings) -> bool:
-    """Compact the due part groups and the catalog, publish, and expire snapshots. Return whether parts were due."""
+    """Compact the due part groups, publish, and expire snapshots. Return whether any were due."""
     has_compacted = compact(
         lake.layout,
         lake.ledger,
@@ -271,7 +264,5 @@ def run_compaction(lake: Lake, settings: Settings) -> bool:
     )
     if has_compacted or lake.needs_publish:
         lake.republish(at=now_us())  # not the time above: a compaction may take minutes
-    if has_waste(lake.layout, lake.ledger):
-        compact_catalog(lake.layout, lake.ledger)
     expire_snapshots(lake.layout, lake.ledger, settings, now=time.time())
     return has_compacted

@@ -273,14 +273,6 @@ def write_database(
         db.execute("COMMIT")
 
 
-def copy_database(source: Path, target: Path, *, spill: Path) -> None:
-    """Write the contents of a database, comments included, to the new file `target`, without deleted rows and waste."""
-    with _attach_for_writing(target, spill, BUILD_MEMORY_LIMIT) as db:
-        db.execute(f"ATTACH {sql_literal(str(source))} AS former (READ_ONLY)")
-        db.execute("COPY FROM DATABASE former TO lake")
-        db.execute("DETACH former")
-
-
 @contextmanager
 def halve_memory(db: duckdb.DuckDBPyConnection) -> Iterator[None]:
     """Leave half of DuckDB's memory to others in the block: it gives back blocks that it only keeps for later."""

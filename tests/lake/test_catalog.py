@@ -13,9 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.lake import catalog, catalog_tables, compaction
-from pipeline.lake.catalog import compact_catalog, has_waste
 from pipeline.lake.catalog_tables import list_columns
-from pipeline.lake.compaction import is_compaction_due, run_compaction
 from pipeline.lake.integrity import find_damaged_catalogs
 from pipeline.lake.lake import Lake
 from pipeline.lake.retention import expire_snapshots
@@ -219,63 +217,52 @@ def test_a_catalog_that_cannot_be_updated_is_built(tmp_path: Path, monkeypatch: 
             assert _counts(lake) == expected
 
 
-_COMMENTS = (
-    "SELECT schema_name, table_name, column_name, data_type, is_nullable, comment FROM duckdb_columns()"
-    " WHERE NOT internal ORDER BY ALL"
-)
-
-
 def test_waste_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When updates have deleted or inserted a fifth of the rows, a compaction is due, which copies the tables."""
+    """When updates have deleted or inserted a fifth of the rows, the next new rows are a build; records alone none."""
     monkeypatch.setattr(catalog, "_MIN_ROWS", 100)
     with Lake(tmp_path, doing="test") as lake:
         _fill(lake, files=120)
         _publish(lake)
-        assert not is_compaction_due(lake)
         _fill(lake, files=30, stamp=2)
         _publish(lake, 2)
         assert _base(lake)["replaced_rows"] == 0, "changed rows keep their place"
         for stamp in range(3, 6):
-            assert not has_waste(lake.layout, lake.ledger)
             _fill(lake, files=30, stamp=stamp, first_upload=stamp * 1_000)
             _publish(lake, stamp)
-        assert _base(lake)["replaced_rows"] == 180 > 0.2 * 240 + 100
-        assert has_waste(lake.layout, lake.ledger)
-        catalog_file, last = lake.layout.catalog, lake.ledger.last_snapshot()
-        before, size, comments = _rows(catalog_file), catalog_file.stat().st_size, _query(lake, _COMMENTS)
-        compact_catalog(lake.layout, lake.ledger)
-        assert (_base(lake)["replaced_rows"], _base(lake)["built_rows"]) == (0, 240)
-        assert lake.ledger.last_snapshot() == last, "the same state"
-        assert (_rows(catalog_file), _query(lake, _COMMENTS), catalog_file.stat().st_size < size) == (
-            before,
-            comments,
-            True,
-        )
-        assert last is not None
-        assert lake.layout.snapshot_path(last.snapshot).samefile(catalog_file)
-        run_compaction(lake, Settings(lake=tmp_path))
-        assert not is_compaction_due(lake)
+            assert _base(lake)["replaced_rows"] == 60 * (stamp - 2), "an update"
+        assert 180 > 0.2 * 240 + 100
+        lake.republish(at=AT + 6)
+        assert _base(lake)["replaced_rows"] == 180
+        size = lake.layout.catalog.stat().st_size
         _fill(lake, files=30, stamp=7)
         _publish(lake, 7)
-        assert _base(lake)["built_rows"] == 240, "the copy was updated"
+        assert (_base(lake)["replaced_rows"], _base(lake)["built_rows"]) == (0, 240)
+        assert lake.layout.catalog.stat().st_size < size
+        _fill(lake, files=30, stamp=8, first_upload=8_000)
+        _publish(lake, 8)
+        assert _base(lake)["replaced_rows"] == 60, "what was built is updated"
 
 
-def test_free_blocks_are_no_waste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An update leaves free blocks, which the next one writes to: however many follow, no copy is due for them."""
+def test_growth_is_waste_and_free_blocks_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update leaves free blocks, which the next one writes to: however many follow, no build is due for them."""
     monkeypatch.setattr(catalog, "_MAX_GROWTH", 1.7)
     monkeypatch.setattr(catalog, "_MIN_WASTE", 0)
     with Lake(tmp_path, doing="test") as lake:
         _fill(lake, files=3_000)
         _publish(lake)
-        sizes = []
+        sizes, built_bytes = [], _base(lake)["built_bytes"]
         for stamp in range(2, 7):
             _fill(lake, files=100, stamp=stamp)
             _publish(lake, stamp)
             sizes.append(lake.layout.catalog.stat().st_size)
-            assert not has_waste(lake.layout, lake.ledger)
-        assert max(sizes) > 1.7 * _base(lake)["built_bytes"], "there was nothing to excuse"
+            assert _base(lake)["built_bytes"] == built_bytes, "an update"
+        assert max(sizes) > 1.7 * built_bytes, "there was nothing to excuse"
         # The history of the files grows by a block now and then.
         assert sizes[-1] <= max(sizes[:3]) + 2 * 64 * 1024
+        monkeypatch.setattr(catalog, "_MAX_GROWTH", 1.0)
+        _fill(lake, files=100, stamp=7)
+        _publish(lake, 7)
+        assert lake.layout.catalog.stat().st_size == _base(lake)["built_bytes"] < min(sizes), "a build"
 
 
 def test_a_catalog_of_mostly_new_rows_is_built(tmp_path: Path) -> None:
@@ -288,7 +275,6 @@ def test_a_catalog_of_mostly_new_rows_is_built(tmp_path: Path) -> None:
             uploads = [{"file_id": key, "id": key, "position": place} for key in reversed(ids) for place in (1, 0)]
             commit(lake, dict.fromkeys(reversed(ids), 2), {"uploads": uploads}, stamp=stamp)
         _publish(lake, 5)
-        assert not is_compaction_due(lake)
         assert _base(lake)["replaced_rows"] == 0
         rows = _query(lake, "SELECT file_id, position FROM uploads ORDER BY rowid")
         assert rows == [(key, place) for key in range(1, 450) for place in (0, 1)]

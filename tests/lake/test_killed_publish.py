@@ -18,7 +18,6 @@ import duckdb
 import pytest
 
 from pipeline.lake import duckdb as databases
-from pipeline.lake.catalog import compact_catalog
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
 from tests.lake.corruption import checked
@@ -66,17 +65,11 @@ def publish_records(lake: Lake) -> None:
     lake.republish(at=AT + 2)
 
 
-def compact(lake: Lake) -> None:
-    """Replace the catalog by a copy without waste."""
-    compact_catalog(lake.layout, lake.ledger)
-
-
 WORK: Final[Mapping[str, Callable[[Lake], None]]] = {
     "rows": publish_rows,
     "watermark": publish_watermark,
     "rebuilt": publish_rebuilt,
     "records": publish_records,
-    "compacted": compact,
 }
 
 
