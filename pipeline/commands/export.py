@@ -74,6 +74,6 @@ def _choose_format(target: Path, typed: str | None) -> str:
     if target.suffix.lower() != ".xlsx":
         return typed or "parquet"
     if typed is not None:
-        hint = "Leave out --format for a workbook, or name a folder."
+        hint = "Leave out --format for a workbook, or use a folder."
         raise SettingsError(f"{target.name} and --format {typed} exclude each other.", hint=hint)
     return "xlsx"

@@ -20,7 +20,7 @@ from pipeline.crawl.listing import WindowReader
 from pipeline.crawl.windows import ALL_TIME, Window
 from pipeline.emulator import Emulator, make_quirks
 from pipeline.errors import ProtocolError
-from schemas.requests import FileQuery
+from schemas.file_query import FileQuery
 from schemas.timestamps import SECOND, from_datetime
 from tests.client.scripted_server import Asked, answer, scripted
 from tests.crawl.crawl_harness import LIST_ONLY, FakeLake, crawl_exactly, know_nothing, run_crawl
