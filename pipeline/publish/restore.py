@@ -105,8 +105,7 @@ def _download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
         if ledger.count("SELECT count(*) FROM report_order WHERE pdf LIKE '%/%'"):
             raise LakeCorruptedError(f"{store.url(path)} names a file that is no PDF of a report.")
         run_side_by_side(download_part, parts)
-        images = record.images
-        problems = {} if images is None else download_images(store, layout, ledger, whole_at=images.whole_at)
+        problems = {} if record.images is None else download_images(store, layout, ledger)
     with translate_os_errors(layout.ledger):
         for folder in sorted({layout.part_path(part.name).parent for part in parts}):
             fsync_dir(folder)
