@@ -203,7 +203,6 @@ def _build_tables(
     empty = _create_empty(path, layout)
     with write_database(path, spill=layout.spill_dir, memory_limit=memory_limit) as db:
         write_superseded_versions(db, ledger)
-        # In their order: the definitions of workflows depend on the runs.
         rows = sum(_insert_sorted(db, layout, spec, table) for table in TABLES if spec.parts_of(table.name))
         base = _write_records(db, layout, ledger, spec, empty)
     return {**base, "built_rows": rows, "built_bytes": path.stat().st_size}
@@ -276,13 +275,13 @@ def _replace_rows(
     in_place: bool,
 ) -> int:
     """Replace the rows of the changed files. Return how many rows were deleted or inserted."""
-    if not table.is_per_file:  # few rows, and each depends on files that it does not name
-        return _delete(db, table, "") + _insert(db, table, select_rows_sql(layout, spec, table))
+    new_rows = select_rows_sql(layout, spec, table, since_seq=since_seq)
+    if not table.is_per_file:  # definitions, which no later commit changes
+        return _insert(db, table, new_rows)
     condition = f"WHERE file_id IN (SELECT file_id FROM {CHANGED_FILES})"
     rows = sum(part.row_count for part in spec.parts_of(table.name, since_seq))
     if not rows:
         return _delete(db, table, condition)
-    new_rows = select_rows_sql(layout, spec, table, since_seq=since_seq)
     if in_place and rows <= _MAX_ROWS_IN_PLACE:
         return update_rows(db, table, list_columns(table), new_rows)
     return _delete(db, table, condition) + _insert(db, table, new_rows)

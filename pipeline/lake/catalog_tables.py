@@ -22,7 +22,7 @@ from pipeline.lake.parts import RAW_TABLE, part_schema
 from pipeline.lake.sql import sql_identifier, sql_read_parquet
 from pipeline.version import __version__
 from schemas import value_types
-from schemas.tables import COMMIT_SEQ_COLUMN, TABLES, WORKFLOW_DEFINITIONS, find_reference
+from schemas.tables import COMMIT_SEQ_COLUMN, TABLES, find_reference
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -258,20 +258,8 @@ PARTS: Final = f"{PHYSICAL_SCHEMA}.parts"
 PART_COLUMNS: Final = Part.__struct_fields__
 CHANGED_FILES: Final = "changed_file"
 """Temporary table with the `file_id`s whose rows are replaced."""
-_FORMAT: Final = 4
+_FORMAT: Final = 5
 """Raise it when a catalog is built with other rows of the same parts: then no older catalog is updated."""
-_SIGHTS: Final = (
-    ("first_seen_at", "_fetched_at", "First fetch of a file with a run under this version (UTC)."),
-    (
-        "last_seen_at",
-        "greatest(_fetched_at, sight.last_fetched_at)",
-        "Last fetch of a file that still has a run under this version (UTC).",
-    ),
-)
-_LAST_SIGHTS_SQL: Final = (
-    " AS definition LEFT JOIN (SELECT _definition_hash, max(_fetched_at) AS last_fetched_at FROM main.workflow_runs"
-    " GROUP BY _definition_hash) AS sight USING (_definition_hash)"
-)
 ARROW_TYPES: Final = {
     "VARCHAR": pa.string(),
     "BIGINT": pa.int64(),
@@ -343,13 +331,11 @@ class CatalogColumn(Struct, frozen=True):
 
 def list_columns(table: Table) -> list[CatalogColumn]:
     """Return the columns of a table, in order."""
-    columns = []
-    for column in table.columns:
-        sql_type = column.kind.sql if column.nullable else f"{column.kind.sql} NOT NULL"
-        columns.append(CatalogColumn(column.name, sql_type, column.comment, _expression(column)))
-    if table.name == WORKFLOW_DEFINITIONS.name:
-        columns += [CatalogColumn(name, "TIMESTAMP", comment, sql) for name, sql, comment in _SIGHTS]
-    return columns
+    types = (column.kind.sql if column.nullable else f"{column.kind.sql} NOT NULL" for column in table.columns)
+    return [
+        CatalogColumn(column.name, sql_type, column.comment, _expression(column))
+        for column, sql_type in zip(table.columns, types, strict=True)
+    ]
 
 
 def describe_format() -> str:
@@ -370,8 +356,6 @@ def select_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table, *, sinc
         source = f"(SELECT * FROM {source} WHERE {COMMIT_SEQ_COLUMN} > {since_seq})"
     if table.is_per_file:
         source = f"({_filter_superseded_sql(source)})"
-    if table.name == WORKFLOW_DEFINITIONS.name:
-        source += _LAST_SIGHTS_SQL
     return f"SELECT {', '.join(column.selection for column in list_columns(table))} FROM {source}"
 
 

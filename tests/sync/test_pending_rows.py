@@ -68,7 +68,7 @@ def count_parts(folder: Path) -> int:
 
 def read_rows(lake: Path) -> dict[str, list[Any]]:
     """Return the rows of all tables in an order that does not depend on the parts, without the run and its times."""
-    shown = "COLUMNS(lambda name: NOT regexp_matches(name, '^(_run_id|_fetched_at|first_seen_at|last_seen_at)$'))"
+    shown = "COLUMNS(lambda name: NOT regexp_matches(name, '^(_run_id|_fetched_at)$'))"
     with opened(lake) as db:
         return {
             table.name: db.execute(f"SELECT {shown} FROM {table.qualified_name} ORDER BY ALL").fetchall()
