@@ -21,7 +21,7 @@ from pipeline.lake.catalog_tables import (
     IMAGES_TABLE,
     create_meta,
     describe_format,
-    list_columns,
+    name_type,
     select_changed_files_sql,
     select_rows_sql,
     write_dictionary,
@@ -56,11 +56,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from pipeline.lake.catalog_tables import CatalogColumn, CatalogSpec
+    from pipeline.lake.catalog_tables import CatalogSpec
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.ledger_queries import LedgerQueries
-    from schemas.tables import Table
+    from schemas.tables import Column, Table
 
 _MAX_REPLACED_RATIO: Final = 0.2  # rows that updates have deleted or inserted, to all rows
 _MAX_GROWTH: Final = 1.4  # of the bytes of the catalog: some 20 syncs that change 100 of 100,000 files each
@@ -85,7 +85,7 @@ def refuse_other_databases(layout: LakeLayout, ledger: LedgerQueries) -> None:
     if record is None:
         unrecorded += [layout.catalog] if layout.catalog.exists() else []
     others = [path for path in unrecorded if not is_own_catalog(path)]
-    if record is not None and not _is_as_published(layout, record):
+    if record is not None and not is_as_published(layout, record):
         with suppress(duckdb.Error):
             others += [layout.catalog] if is_other_database(layout.catalog) else []
     for path in others:
@@ -112,16 +112,10 @@ def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: b
         link_file(layout.catalog, path)
 
 
-def is_as_published(layout: LakeLayout, ledger: LedgerQueries) -> bool:
-    """Return whether the catalog has not been written to, or copied, since it was published."""
-    record = ledger.properties.catalog
-    return record is not None and _is_as_published(layout, record)
-
-
-def _is_as_published(layout: LakeLayout, record: CatalogRecord) -> bool:
+def is_as_published(layout: LakeLayout, record: CatalogRecord | None) -> bool:
     """Return whether the catalog's file is the one that was published, by inode, size and time of change."""
     try:
-        return _identify_file(layout.catalog) == list(record["file"])
+        return record is not None and _identify_file(layout.catalog) == list(record["file"])
     except OSError:
         return False
 
@@ -169,10 +163,8 @@ def _remove_database(path: Path) -> None:
 def _find_base(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> DeltaBase | None:
     """Return what is known of the published catalog; None if it cannot be updated."""
     properties = ledger.properties
-    record, base = properties.catalog, properties.delta_base
-    if record is None or base is None or not _is_as_published(layout, record):
-        return None
-    if base["format"] != describe_format():
+    base = properties.delta_base
+    if base is None or base["format"] != describe_format() or not is_as_published(layout, properties.catalog):
         return None
     new_rows = spec.count_rows(since_seq=base["commit_seq"])
     # Records alone need no part: they are published beside parts that are lost, too.
@@ -241,7 +233,7 @@ def _create_empty(path: Path, layout: LakeLayout) -> DeltaBase:
         db.execute(f"CREATE MACRO main.utc_now() AS ({UTC_NOW_SQL})")
         db.execute("CREATE SCHEMA meta")
         for table in TABLES:
-            columns = [(column.name, column.sql_type, column.comment) for column in list_columns(table)]
+            columns = [(column.name, name_type(column), column.comment) for column in table.columns]
             create_table(db, table.qualified_name, table.comment, columns)
         create_history(db)
         create_table(db, f"main.{IMAGES_TABLE}", IMAGES_COMMENT, IMAGE_COLUMNS)
@@ -283,7 +275,7 @@ def _replace_rows(
     if not rows:
         return _delete(db, table, condition)
     if in_place and rows <= _MAX_ROWS_IN_PLACE:
-        return update_rows(db, table, list_columns(table), new_rows)
+        return update_rows(db, table, table.columns, new_rows)
     return _delete(db, table, condition) + _insert(db, table, new_rows)
 
 
@@ -314,7 +306,7 @@ def _write_records(
 # Updates in place
 
 
-def update_rows(db: duckdb.DuckDBPyConnection, table: Table, columns: Sequence[CatalogColumn], new_rows: str) -> int:
+def update_rows(db: duckdb.DuckDBPyConnection, table: Table, columns: Sequence[Column], new_rows: str) -> int:
     """Replace the rows of the changed files by those of the query `new_rows`, writing only the values that differ.
 
     DuckDB reads a row group with deleted rows a tenth to a quarter more slowly, and files that change at random leave
@@ -347,16 +339,16 @@ def update_rows(db: duckdb.DuckDBPyConnection, table: Table, columns: Sequence[C
     return deleted + inserted
 
 
-def _differs(column: CatalogColumn) -> str:
+def _differs(column: Column) -> str:
     name = sql_identifier(column.name)
     return f"former.{name} IS DISTINCT FROM new.{name}"
 
 
-def _flag(column: CatalogColumn) -> str:
+def _flag(column: Column) -> str:
     return sql_identifier(f"_differs_{column.name}")
 
 
-def _update_pairs(db: duckdb.DuckDBPyConnection, name: str, columns: Sequence[CatalogColumn]) -> tuple[int, int]:
+def _update_pairs(db: duckdb.DuckDBPyConnection, name: str, columns: Sequence[Column]) -> tuple[int, int]:
     """Update each column where it differs. DuckDB writes a column's whole row group for one value.
 
     Return how many former rows, and how many new ones, have no pair.

@@ -315,38 +315,21 @@ def read_parts(db: duckdb.DuckDBPyConnection) -> list[Part]:
     return [Part(*row) for row in db.execute(f"SELECT {', '.join(PART_COLUMNS)} FROM {PARTS}").fetchall()]
 
 
-class CatalogColumn(Struct, frozen=True):
-    """A column as a catalog shows it: SQL type, comment, and the expression that reads it from the parts."""
-
-    name: str
-    sql_type: str
-    comment: str
-    expression: str
-
-    @property
-    def selection(self) -> str:
-        """The column as an item of SELECT."""
-        return f"{self.expression} AS {sql_identifier(self.name)}"
-
-
-def list_columns(table: Table) -> list[CatalogColumn]:
-    """Return the columns of a table, in order."""
-    types = (column.kind.sql if column.nullable else f"{column.kind.sql} NOT NULL" for column in table.columns)
-    return [
-        CatalogColumn(column.name, sql_type, column.comment, _expression(column))
-        for column, sql_type in zip(table.columns, types, strict=True)
-    ]
+def name_type(column: Column) -> str:
+    """Return the SQL type of a column in a catalog."""
+    return column.kind.sql if column.nullable else f"{column.kind.sql} NOT NULL"
 
 
 def describe_format() -> str:
     """Return a hash of the tables' columns. A catalog of another format is not updated, but built again."""
-    shapes = {table.qualified_name: [(item.name, item.sql_type) for item in list_columns(table)] for table in TABLES}
+    shapes = {table.qualified_name: [(item.name, name_type(item)) for item in table.columns] for table in TABLES}
     return blake2b(repr([_FORMAT, __version__, shapes, META_TABLES]).encode(), digest_size=8).hexdigest()
 
 
-def _expression(column: Column) -> str:
+def _select_column(column: Column) -> str:
+    """Return a column of the parts as an item of SELECT."""
     name = sql_identifier(column.name)
-    return f"TRY_CAST({name} AS JSON)" if column.kind is value_types.JSON else name
+    return f"TRY_CAST({name} AS JSON) AS {name}" if column.kind is value_types.JSON else name
 
 
 def select_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table, *, since_seq: int = 0) -> str:
@@ -356,7 +339,7 @@ def select_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table, *, sinc
         source = f"(SELECT * FROM {source} WHERE {COMMIT_SEQ_COLUMN} > {since_seq})"
     if table.is_per_file:
         source = f"({_filter_superseded_sql(source)})"
-    return f"SELECT {', '.join(column.selection for column in list_columns(table))} FROM {source}"
+    return f"SELECT {', '.join(map(_select_column, table.columns))} FROM {source}"
 
 
 def _filter_superseded_sql(source: str) -> str:

@@ -174,17 +174,11 @@ class Ledger(LedgerQueries):
                 update_run(db, commit.run_id, asdict(commit.run))
                 set_properties(db, run_progress=commit.progress)
 
-    def begin_lookback(self, coverage: Sequence[tuple[int | None, int | None]]) -> None:
-        """Store the coverage without the lookback window, which this run reads again."""
+    def store_coverage(self, coverage: Sequence[tuple[int | None, int | None]], **properties: Any) -> None:
+        """Replace the coverage, and store properties that go with it: nothing else counts as read."""
         with self.transaction() as db:
             set_coverage(db, coverage)
-            set_properties(db, lookback_due=False)
-
-    def move_watermark_back(self, watermark: int, coverage: Sequence[tuple[int | None, int | None]]) -> None:
-        """Store an earlier watermark and its coverage: nothing after it counts as read. Its lookback is due."""
-        with self.transaction() as db:
-            set_coverage(db, coverage)
-            set_properties(db, watermark=watermark, lookback_due=True)
+            set_properties(db, **properties)
 
     def switch_key_to_instance(self, run_id: str, at: int) -> None:
         """Make the instance the key of a file. All rows under shared ids are superseded; the crawl starts again."""

@@ -93,7 +93,7 @@ class MirrorResult(Struct, frozen=True):
 def complete_catalog(lake: Lake, *, at: int) -> None:
     """Let the locked lake's catalog have every commit of a run that was killed, and be the file that was published."""
     is_killed = lake.needs_publish or lake.ledger.properties.purge_in_progress is not None
-    if is_killed or not is_as_published(lake.layout, lake.ledger):
+    if is_killed or not is_as_published(lake.layout, lake.ledger.properties.catalog):
         lake.republish(at=at)
 
 

@@ -100,7 +100,7 @@ def _choose_windows(run: RunSession, time_range: TimeRange) -> list[Window]:
     ledger = run.ledger
     coverage = coverage_before_lookback(ledger, run.settings)
     if ledger.properties.watermark is not None and ledger.properties.lookback_due:
-        ledger.begin_lookback(coverage)
+        ledger.store_coverage(coverage, lookback_due=False)  # this run reads the window again
     if time_range.full:
         return [ALL_TIME]
     if time_range.is_explicit:

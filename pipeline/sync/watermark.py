@@ -46,7 +46,7 @@ def repair_watermark(ledger: Ledger) -> None:
     is_ahead = any(end is not None and end > now + MAX_AHEAD_SECONDS for _, end in coverage)
     if watermark is None:
         if is_ahead:
-            ledger.begin_lookback(())
+            ledger.store_coverage((), lookback_due=False)
         return
     run = ledger.first_run_with_watermark(watermark * SECOND)
     repaired = repair_target(watermark, now if run is None else run.started_at // SECOND)
@@ -69,7 +69,8 @@ def _move_back(ledger: Ledger, watermark: int, repaired: int) -> None:
             repaired=format_instant(repaired * SECOND),
             hint="A wrong clock had put it into the future; what was updated since is read again.",
         )
-    ledger.move_watermark_back(repaired, remove_span(ledger.coverage(), repaired, None))
+    coverage = remove_span(ledger.coverage(), repaired, None)
+    ledger.store_coverage(coverage, watermark=repaired, lookback_due=True)
 
 
 def fix_target(

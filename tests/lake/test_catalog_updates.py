@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.lake.catalog import update_rows
-from pipeline.lake.catalog_tables import CHANGED_FILES, CatalogColumn
+from pipeline.lake.catalog_tables import CHANGED_FILES
 from schemas.tables import UPLOADS
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _COLUMNS: Final[dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
     "position": ("BIGINT", st.integers(0, 2)),
     "_run_id": ("VARCHAR", st.sampled_from(["first", "second"])),
 }
-_SPEC: Final = [CatalogColumn(name, kind, "", f'"{name}"') for name, (kind, _) in _COLUMNS.items()]
+_SPEC: Final = sorted(UPLOADS.columns, key=lambda column: [*_COLUMNS, column.name].index(column.name))[: len(_COLUMNS)]
 _ROWS: Final = st.lists(st.tuples(*(values for _, values in _COLUMNS.values())), max_size=12)
 
 

@@ -191,7 +191,7 @@ async def test_a_watermark_in_the_future_is_repaired(lake: Path) -> None:
     What an unfinished first run claims to have read in the future is read again, and so is the lookback before.
     """
     with Lake(lake, doing="test") as held:
-        held.ledger.begin_lookback([(None, 250_000_000_000)])
+        held.ledger.store_coverage([(None, 250_000_000_000)])
     async with LyingEmulator(10, seed=SEED) as emulator:
         await synced(emulator, lake)
         check_equal(lake, emulator)
