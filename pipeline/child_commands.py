@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from pipeline.errors import ExitCode, ScanlakeError, most_severe
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from pipeline.stop_signals import name_parent
 from pipeline.tokens import environment_without_tokens
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 STOP_GRACE_SECONDS: Final = 8.0  # for a run that is asked to stop, to commit its complete batches
 _MAX_LINE_BYTES: Final = 16_000_000
 _MAX_OUTPUT_BYTES: Final = 64_000_000
-_log = get_logger()
 
 
 class ChildResult(Struct, frozen=True):
@@ -93,12 +92,12 @@ async def run_maintenance(
     lines: list[str] = []
     result = await run_command([*options, *command], on_line=lines.append, variables=variables)
     if result.code == ExitCode.LOCKED:
-        _log.info("maintenance.deferred", command=command[0], reason="another run holds the lake")
+        log.info("maintenance.deferred", command=command[0], reason="another run holds the lake")
         return result
     for line in lines:
         write_line(line)
     if result.code:
-        _log.warning("maintenance.failed", command=command[0], exit_code=result.code)
+        log.warning("maintenance.failed", command=command[0], exit_code=result.code)
     return result
 
 

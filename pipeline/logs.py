@@ -82,9 +82,8 @@ class Logger:
         return getattr(_import_structlog().get_logger(), method)
 
 
-def get_logger() -> Logger:
-    """Return the logger of a module."""
-    return Logger()
+log: Final = Logger()
+"""The logger of every module."""
 
 
 def _import_structlog() -> Any:
@@ -162,11 +161,11 @@ def _failure_event() -> dict[str, Any]:
 
 
 def _log_unraisable(problem: Any) -> None:
-    get_logger().error("exception.ignored", exc_info=problem.exc_value, problem=repr(problem.exc_value))
+    log.error("exception.ignored", exc_info=problem.exc_value, problem=repr(problem.exc_value))
 
 
 def _log_thread_exception(problem: threading.ExceptHookArgs) -> None:
-    get_logger().error("thread.died", exc_info=problem.exc_value, problem=repr(problem.exc_value))
+    log.error("thread.died", exc_info=problem.exc_value, problem=repr(problem.exc_value))
 
 
 # Handlers and formatting

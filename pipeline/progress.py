@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from pipeline.formatting import format_bytes, format_duration
-from pipeline.logs import get_logger
+from pipeline.logs import log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,7 +165,6 @@ class LogProgress(Progress):
     """Logs `run.progress` every ten seconds, and once at the end; a field that is zero or unknown is omitted."""
 
     def __init__(self) -> None:
-        self._log = get_logger()
         self._next_at = 0.0
         self._pending: tuple[ProgressState, int | None] | None = None
 
@@ -190,7 +189,7 @@ class LogProgress(Progress):
             state, total = self._pending
             fields = {name: value for name, value in (asdict(state) | {"total": total}).items() if value}
             rounded = {name: round(value, 1) if isinstance(value, float) else value for name, value in fields.items()}
-            self._log.info("run.progress", **rounded)
+            log.info("run.progress", **rounded)
         self._pending = None
         self._next_at = time.monotonic() + LOG_INTERVAL_SECONDS
 

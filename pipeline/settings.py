@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from pipeline.errors import SettingsError, refuse_unreadable
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from pipeline.tokens import Secret, find_token_problem
 from pipeline.urls import API_PREFIX, normalize_base_url, parse_store_url, validate_proxy_url, validate_url
 from schemas.includes import INCLUDES, Include
@@ -27,7 +27,6 @@ from schemas.includes import INCLUDES, Include
 PREFIX: Final = "SCANLAKE_"
 TOKEN_VARIABLE: Final = "SCANLAKE_TOKEN"  # noqa: S105 - the variable's name, not a token
 _DAY_SECONDS: Final = 86_400
-_log = get_logger()
 
 _COUNT: Final = Meta(ge=0, le=10_000)
 _KEEP_NEWEST_OF: Final = "Also keep the newest snapshot of each of the last N {} (UTC) that have one. 0: none."
@@ -367,7 +366,7 @@ def load_token(settings: Settings, *, variable: str = TOKEN_VARIABLE) -> str:
         text = path.read_text(encoding="utf-8")
         mode = path.stat().st_mode
     if mode & (stat.S_IROTH | stat.S_IWOTH):
-        _log.warning("token_file.open_to_all", path=str(path), hint=f"chmod 600 {path}")
+        log.warning("token_file.open_to_all", path=str(path), hint=f"chmod 600 {path}")
     return validate_token(text.strip(), f"token_file {path}")
 
 

@@ -21,7 +21,7 @@ from pipeline.crawl.models import parse_reference
 from pipeline.errors import ScanlakeError, SettingsError
 from pipeline.lake.layout import hold_lock
 from pipeline.lake.request_log import ShareRecord, ShareState
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from pipeline.process import await_response
 from schemas.file_query import FileQuery
 from schemas.requests import ShareRequest
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.request_log import RequestLog
 
-_log = get_logger()
 
 _DATE_LENGTH: Final = len("2026-01-31")
 _LOCK_NAME: Final = "SHARES.LOCK"
@@ -111,7 +110,7 @@ class ShareRun:
         Raises `AuthenticationError`, `ServiceUnavailableError` and `ProtocolError`; no further call is made then.
         """
         if count := await asyncio.to_thread(self._request_log.mark_pending_shares_unknown):
-            _log.warning("share.outcome_unknown", shares=count, reason="an earlier run was killed before the response")
+            log.warning("share.outcome_unknown", shares=count, reason="an earlier run was killed before the response")
         async with self._client:
             for request in requests:
                 self.outcomes.append(await self._share_one(request, now))
@@ -129,7 +128,7 @@ class ShareRun:
         try:
             url = await self._create(request, number)
         except OutcomeUnknownError as error:
-            _log.warning("share.outcome_unknown", reference=request.reference, reason=error.message)
+            log.warning("share.outcome_unknown", reference=request.reference, reason=error.message)
             return await self._finish(record, number, ShareState.UNKNOWN, error=error.message)
         except RequestRejectedError as error:
             return await self._finish(record, number, ShareState.FAILED, error=error.reason)
@@ -145,7 +144,7 @@ class ShareRun:
         files = sum(parse_reference(item.raw) == reference for item in page.items)
         if files > 1:
             count = max(files, page.total or 0) if files == len(page.items) else files
-            _log.warning("share.reference_ambiguous", reference=reference, files=count, hint="the service picks one")
+            log.warning("share.reference_ambiguous", reference=reference, files=count, hint="the service picks one")
 
     async def _create(self, request: ShareRequest, number: int) -> str:
         """Request the share. A run that must stop waits for the response, so that the outcome is known."""

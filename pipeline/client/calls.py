@@ -31,7 +31,7 @@ from pipeline.client.errors import (
 from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
 from pipeline.errors import AuthenticationError, ProtocolError, ScanlakeError
 from pipeline.formatting import pluralize
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from pipeline.urls import join_host_port
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pipeline.client.protocol import Response
     from pipeline.client.token_redactor import TokenRedactor
 
-_log = get_logger()
 
 MIB: Final = 1024**2
 GIB: Final = 1024**3
@@ -215,7 +214,7 @@ def _error_of(call: tenacity.RetryCallState) -> AttemptError:
 
 
 def _log_retry(label: str, call: tenacity.RetryCallState) -> None:
-    _log.debug(
+    log.debug(
         "request.retried",
         request=label,
         error_kind=_error_of(call).kind,

@@ -45,7 +45,7 @@ from pipeline.client.protocol import (
 from pipeline.client.rate_limiter import LearnedLimits
 from pipeline.client.token_redactor import TokenRedactor
 from pipeline.errors import ProtocolError
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from pipeline.urls import API_PREFIX
 from pipeline.version import __version__
 
@@ -68,7 +68,6 @@ _MAX_IMAGE_CONCURRENCY: Final = 64  # of one image host
 _MAX_IMAGE_HOST_SILENCE_SECONDS: Final = 10.0  # one that restarts is back; one that is down ends the run
 _NOT_OPEN: Final = "use the client as an asynchronous context: async with Client(...)"
 _encode_json: Final = msgspec.json.Encoder().encode
-_log = get_logger()
 
 
 class Client:
@@ -290,5 +289,5 @@ def _limit_to_open_files(max_concurrency: int) -> int:
     possible = max(_MIN_CONNECTIONS, open_files - _FILES_OF_THE_LAKE)
     if open_files == resource.RLIM_INFINITY or max_concurrency <= possible:
         return max_concurrency
-    _log.info("concurrency.limited", max_concurrency=max_concurrency, limit=possible, open_files=open_files)
+    log.info("concurrency.limited", max_concurrency=max_concurrency, limit=possible, open_files=open_files)
     return possible

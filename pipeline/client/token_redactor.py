@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from pipeline.tokens import base64_fragments, encoded_forms
 
 _REDACTED: Final = "***"
-_log = get_logger()
 _MIN_DISTINCT_CHARS: Final = 8  # a shorter token could be an ordinary word of the data
 _JSON_ESCAPE: Final = re.compile(rb"\\(?:u00([2-7][0-9A-Fa-f])|.)", re.DOTALL)
 _ASCII_ESCAPE: Final = re.compile(rb"\\u00[2-7]")
@@ -52,7 +51,7 @@ class TokenRedactor:
         if not (error or self._has_warned):
             self._has_warned = True
             hint = f"The lake holds {_REDACTED} instead. Ask for a new token: others may have read this one."
-            _log.warning("token.redacted", reason="the service sends the token in its data", hint=hint)
+            log.warning("token.redacted", reason="the service sends the token in its data", hint=hint)
         return redacted
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ from pipeline.crawl.windows import (
     split_by_timestamps,
 )
 from pipeline.errors import ProtocolError
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from schemas.timestamps import DAY, SECOND
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ FileKey = tuple[int | None, int | None]
 """Id and instance id of a list item."""
 _PageKind = tuple[bool, int]  # whether a query has includes, and its page size
 _Result = TypeVar("_Result")
-_log = get_logger()
 _MAX_PASSES: Final = 5
 _MAX_PAGES: Final = 4_000  # of one list: a million files, or a service that reports pages without end
 _MAX_MOVED_FILES: Final = 5  # files by which a total and the pages may differ while files change
@@ -103,7 +102,7 @@ class PageReader:
             if divisor == self._page_divisor:  # no other window has halved them since
                 self._page_divisor *= 2
                 files = self.create_query().page_size
-                _log.warning("pages.halved", files=files, hint="A page of the list is too large.")
+                log.warning("pages.halved", files=files, hint="A page of the list is too large.")
 
     async def fetch(self, query: FileQuery, number: int, window: Window | None) -> ListPage:
         """Fetch one page. Its `has_next` is None if the service does not show whether there is a next one."""
@@ -145,7 +144,7 @@ class PageReader:
     def distrust_counts(self, page: ListPage) -> ListPage:
         """Ignore the service's counts from now on. Return the page without them."""
         if not self._counts_are_wrong:
-            _log.warning("counts.wrong", total=page.total, hint="The list announces files that it does not have.")
+            log.warning("counts.wrong", total=page.total, hint="The list announces files that it does not have.")
         self._counts_are_wrong = True
         return page.without_counts()
 

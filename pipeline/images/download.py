@@ -34,7 +34,7 @@ from pipeline.lake.image_store import (
     remove_files,
 )
 from pipeline.lake.reader import limit_address_space, open_catalog
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from pipeline.process import run_async
 from pipeline.progress import ImageProgress, RateEstimator
 from schemas.json_decode import InvalidJsonError, decode_json
@@ -61,7 +61,6 @@ _PROGRESS_SECONDS: Final = 0.25
 _MAX_CONSECUTIVE_FAILURES: Final = 16  # without an answer in between: the host is down
 _ABSENCES: Final = frozenset({429, 502, 503, 504})  # the host, or what is in front of it, cannot answer now
 _MAX_KEPT_FILES: Final = 1_000  # whose links were read again; uploads of one file come one after the other
-_log = get_logger()
 
 
 class _HostDownError(Exception):
@@ -148,7 +147,7 @@ class ImageDownloader:
                 for _ in range(workers):
                     await self._work.put(None)
         except* _HostDownError:
-            _log.warning("image_host.down", problem=self._problem, failures=len(self._failures))
+            log.warning("image_host.down", problem=self._problem, failures=len(self._failures))
         if self._has_answered and self._problem is None:
             await self._put_failures()
         elif self._failures:

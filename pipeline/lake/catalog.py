@@ -49,7 +49,7 @@ from pipeline.lake.ledger_queries import CatalogRecord, DeltaBase
 from pipeline.lake.parts import estimate_memory
 from pipeline.lake.sql import UTC_NOW_SQL, sql_identifier
 from pipeline.lake.views import FIXED_VIEWS, list_wide_views, write_views
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from schemas.tables import DELETED_FILES, FILES, TABLES
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ _MAX_GROWTH: Final = 1.4  # of the bytes of the catalog: some 20 syncs that chan
 _MIN_ROWS: Final = 10_000  # of a catalog: fewer are never worth a build
 _MIN_WASTE: Final = 2 * 1024**2  # bytes
 _WRITABLE: Final = 0o600
-_log = get_logger()
 _MAX_ROWS_IN_PLACE: Final = 500_000  # of one table: they are compared with the former ones, in temporary tables
 _MIN_ROWS_IN_PLACE: Final = 100_000  # of the catalog: below, deleted rows slow no query down, and this takes 0.1 s
 _MAX_MERGED_BYTES: Final = 4 * 1024**2  # of a catalog whose updates merge row groups: it stays small of itself
@@ -143,12 +142,12 @@ def _write_tables(temp: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogS
             except (duckdb.Error, OutdatedCatalogError) as error:
                 if isinstance(error, duckdb.Error) and write_error(str(layout.catalog), error):
                     raise  # no space for the copy: there is none for a new one
-                _log.warning("catalog.update_failed", error=first_line(error), action="written again")
+                log.warning("catalog.update_failed", error=first_line(error), action="written again")
                 _remove_database(temp)
         try:
             return _build_tables(temp, layout, ledger, spec)
         except duckdb.OutOfMemoryException as error:
-            _log.warning("catalog.memory_short", error=first_line(error), action=f"retried with {LARGE_MEMORY_LIMIT}")
+            log.warning("catalog.memory_short", error=first_line(error), action=f"retried with {LARGE_MEMORY_LIMIT}")
             _remove_database(temp)
             return _build_tables(temp, layout, ledger, spec, memory_limit=LARGE_MEMORY_LIMIT)
     finally:

@@ -29,7 +29,7 @@ from pipeline.lake.parts import (
 )
 from pipeline.lake.retention import expire_snapshots
 from pipeline.lake.sql import sql_literal
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FETCHED, RESTORED
 from schemas.timestamps import now_us
 
@@ -57,7 +57,6 @@ _RAW_BATCH_ROWS: Final = 1_000
 _VERSION_BATCH_ROWS: Final = 500
 
 _Version: TypeAlias = tuple[int, int]
-_log = get_logger()
 
 
 class PartGroup(Struct, frozen=True):
@@ -250,7 +249,7 @@ def compact_if_due(lake: Lake, settings: Settings) -> None:
     try:
         run_compaction(lake, settings)
     except ScanlakeError as error:
-        _log.warning("compaction.failed", error=error.message, hint=error.hint)
+        log.warning("compaction.failed", error=error.message, hint=error.hint)
 
 
 def run_compaction(lake: Lake, settings: Settings) -> bool:

@@ -43,7 +43,7 @@ from pipeline.lake.layout import (
     translate_os_errors,
 )
 from pipeline.lake.parts import RAW_TABLE, is_own_part
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from schemas.tables import TABLES
 
 if TYPE_CHECKING:
@@ -73,7 +73,6 @@ _TEMPORARY: Final = ".tmp"
 _REPAIR: Final = "renamed if it is there; the next `scanlake images` fetches it again"
 _NO_ROWS: Final = (0, None)
 """What `_sum_rows` returns for no rows."""
-_log = get_logger()
 
 
 def check_parts_exist(layout: LakeLayout, parts: Iterable[Part]) -> None:
@@ -335,7 +334,7 @@ class _CatalogCheck:
         """Return which table or view is missing, cannot be read, or has other rows than the parts of the catalog."""
         ((described,),) = db.execute(f"SELECT {CATALOG_FORMAT[0]} FROM meta._freshness").fetchall()
         if described != describe_format():
-            _log.info("catalog.not_compared", reason="it is of another version of scanlake")
+            log.info("catalog.not_compared", reason="it is of another version of scanlake")
         is_comparable = described == describe_format() and self._can_compare(spec)
         views = {name for (name,) in db.execute("SELECT view_name FROM duckdb_views()").fetchall()}
         if lost := sorted(self._views - views):
@@ -366,7 +365,7 @@ def _sum_rows_of_parts(
     try:
         return _sum_rows(db, query)
     except duckdb.Error as error:
-        _log.warning("catalog.not_compared", table=table.name, error=first_line(error))
+        log.warning("catalog.not_compared", table=table.name, error=first_line(error))
         return None
 
 

@@ -28,7 +28,7 @@ from pipeline.lake.ledger import Ledger, insert, insert_all, record_drift, requi
 from pipeline.lake.ledger_queries import Commit, SnapshotRecord
 from pipeline.lake.part_rows import VERSION_COLUMNS, iter_raw_batches, read_part, read_versions, write_pending_rows
 from pipeline.lake.parts import RAW_TABLE, RowBuffer, describe_part, is_own_part
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from schemas.tables import COMMIT_SEQ_COLUMN, FILES, RAW, TABLES, WORKFLOW_DEFINITION_STEPS, WORKFLOW_DEFINITIONS
 from schemas.timestamps import SECOND, now_us
 
@@ -48,7 +48,6 @@ _LOST_RECORDS: Final = (
     "what only the ledger had is lost: the records of runs, verifications, rejects, reports, shares and purges, and"
     " images and targets that the catalog does not list (`scanlake images` fetches them again)"
 )
-_log = get_logger()
 
 
 def rebuild_ledger(layout: LakeLayout, problem: str) -> list[Finding]:
@@ -61,7 +60,7 @@ def rebuild_ledger(layout: LakeLayout, problem: str) -> list[Finding]:
             problems = _restore(layout, ledger, problem)
         fsync_file(temp)  # a disk that fails here leaves the damaged ledger in its place
         _quarantine_ledger(layout)
-    _log.warning("ledger.rebuilt", source="documents")
+    log.warning("ledger.rebuilt", source="documents")
     hint = "Run `scanlake sync`: it fetches the files of this part again."
     return [
         damage(layout.ledger.name, problem, f"rebuilt from the documents; {_LOST_RECORDS}"),
@@ -139,7 +138,7 @@ def _take_parts(db: sqlite3.Connection, layout: LakeLayout, names: Sequence[str]
         try:
             db.executemany("INSERT INTO temp.document VALUES (?, ?, ?)", list(_iter_keys(layout, name)))
         except (OSError, pa.ArrowException, LakeCorruptedError) as error:
-            _log.warning("raw.read_failed", part=name, error=first_line(error))
+            log.warning("raw.read_failed", part=name, error=first_line(error))
             problems[name] = f"cannot be read: {first_line(error).rstrip('.')}"
     db.execute("CREATE INDEX temp.document_name ON document (name)")
     db.execute("CREATE INDEX temp.document_version ON document (file_id, commit_seq)")
@@ -213,7 +212,7 @@ def _write_lost_definitions(layout: LakeLayout, ledger: Ledger, definitions: dic
             try:
                 rows = read_part(path, table)
             except (OSError, pa.ArrowException) as error:
-                _log.warning("part.read_failed", part=path.name, error=first_line(error))
+                log.warning("part.read_failed", part=path.name, error=first_line(error))
                 continue
             is_lost = [name not in written for name in rows["_definition_hash"].to_pylist()]
             rows = rows.filter(pa.array(is_lost, pa.bool_()))
@@ -267,4 +266,4 @@ def _skip_damaged_catalog(path: Path) -> Iterator[None]:
         failure = classify_read_error(error) if isinstance(error, duckdb.Error) and path.exists() else None
         if isinstance(error, duckdb.OutOfMemoryException) or isinstance(failure, StorageError | LakeLockedError):
             raise failure or error from error
-        _log.warning("catalog.read_failed", name=path.name, error=first_line(error))
+        log.warning("catalog.read_failed", name=path.name, error=first_line(error))

@@ -17,7 +17,7 @@ from pipeline.lake.duckdb import first_line, open_worker_connection
 from pipeline.lake.ledger_queries import FileVersionRecord
 from pipeline.lake.parts import RAW_TABLE, RowBuffer
 from pipeline.lake.sql import sql_read_parquet
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from schemas.file_versions import FileVersion
 from schemas.tables import ABSENT, COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FETCHED, FILES, RESTORED, UPLOADS
 from schemas.timestamps import now_us
@@ -38,7 +38,6 @@ VERSION_COLUMNS: Final = FileVersionRecord.__struct_fields__
 _DOCUMENTS_PER_BATCH: Final = 500
 _VERSIONS_PER_BATCH: Final = 50_000
 _REASON = "the documents were damaged before their rows were written; the next sync fetches the file again"
-_log = get_logger()
 
 
 class RawCommit(Struct, frozen=True):
@@ -175,7 +174,7 @@ def write_pending_rows(
                     if (files := flat.tables.get(FILES.name)) is not None:
                         flattened.update((file_id, commit.seq) for file_id in files["file_id"].to_pylist())
         except (OSError, pa.ArrowException) as error:
-            _log.warning("raw.read_failed", part=part.name, error=first_line(error))
+            log.warning("raw.read_failed", part=part.name, error=first_line(error))
         if buffer.is_full:
             written += buffer.write()
     written += buffer.write()
@@ -185,7 +184,7 @@ def write_pending_rows(
     if lost_definitions:
         ledger.delete_definitions(sorted(lost_definitions))
     ledger.add_rows(written)
-    _log.info("rows.written", versions=len(flattened))
+    log.info("rows.written", versions=len(flattened))
 
 
 def _forget_lost_files(ledger: Ledger, lost: set[tuple[int, int]]) -> None:

@@ -45,7 +45,7 @@ from pipeline.lake.ledger_format import (
 )
 from pipeline.lake.ledger_queries import LedgerQueries
 from pipeline.lake.sql import UTC_NOW_SQL, sql_identifier, sql_literal
-from pipeline.logs import get_logger
+from pipeline.logs import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -58,7 +58,6 @@ CATALOG: Final = "catalog.duckdb"
 SPILL_FACTOR: Final = 4
 """How much disk space a query may use, in parts of its memory."""
 
-_log = get_logger()
 _INTERRUPT_INTERVAL_SECONDS: Final = 0.05
 _Result = TypeVar("_Result")
 _COLUMNS_SQL: Final = """
@@ -155,7 +154,7 @@ def warn_if_incomplete(connection: duckdb.DuckDBPyConnection) -> None:
                 continue
             of_source = f" of {row['source']}" if "source" in row else ""
             reason = f"Snapshot {row['snapshot']}{of_source} {lacks}"
-            _log.warning("snapshot.incomplete", reason=reason, hint="Run `scanlake status`.")
+            log.warning("snapshot.incomplete", reason=reason, hint="Run `scanlake status`.")
             return
 
 

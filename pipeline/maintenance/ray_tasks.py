@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.errors import ScanlakeError, SettingsError
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from pipeline.tokens import environment_without_tokens
 from pipeline.version import __version__
 
@@ -37,7 +37,6 @@ _MAX_RETRIES: Final = 10  # of a task whose worker or node died
 _CONNECT_SECONDS: Final = 10.0
 _ADDRESS_RE: Final = re.compile(r"(?:ray://)?(\[[^\]]+\]|[^:/]+):([0-9]{1,5})/?")
 _HINT: Final = "Nothing was changed. Check `ray status`, or run the command without --on."
-_log = get_logger()
 
 
 def run_task(task: FlattenTask, version: str) -> tuple[str, FlattenedRows | None]:
@@ -73,7 +72,7 @@ def open_ray(target: str) -> Iterator[RunTasks]:
                     options |= {} if "RAY_ADDRESS" in os.environ else {"include_dashboard": False}
                 ray.init(None if target == _SCHEME else target, **options)
                 cores = int(ray.cluster_resources().get("CPU", 1))
-                _log.info("ray.connected", target=target, cores=cores, nodes=len(ray.nodes()))
+                log.info("ray.connected", target=target, cores=cores, nodes=len(ray.nodes()))
             yield partial(_run_tasks, target, min(_MAX_TASKS_IN_FLIGHT, max(1, cores) * _TASKS_PER_CORE))
         finally:
             ray.shutdown()

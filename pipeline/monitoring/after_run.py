@@ -19,7 +19,7 @@ from pipeline.lake.lake_folder import find_enclosing_lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
 from pipeline.lake.reader import read_live_state
-from pipeline.logs import get_logger, to_one_line
+from pipeline.logs import log, to_one_line
 from pipeline.monitoring.metrics import lake_labels, write_metrics
 from pipeline.monitoring.run_history import RunResult, read_run_stats, update_run_stats
 from pipeline.process import run_async
@@ -42,7 +42,6 @@ _KILLED_CODE: Final = 137  # what a shell reports of SIGKILL
 _MAX_INCONSISTENT_VERIFICATIONS: Final = 2  # in one they can differ by chance
 _INCONSISTENT_REASON: Final = "Lake and service differ in several verifications; see meta.verifications."
 _NOT_PUBLISHED_REASON: Final = "The sync succeeded, but the object storage does not have it."
-_log = get_logger()
 
 
 class Alert(Struct, frozen=True):
@@ -160,9 +159,9 @@ async def send_alert(settings: Settings, alert: Alert, result: RunResult) -> boo
     }
     problem = await _post(settings.notify_url.reveal(), body)
     if problem is None:
-        _log.info("alert.sent", alert=alert.event, exit_code=alert.exit_code)
+        log.info("alert.sent", alert=alert.event, exit_code=alert.exit_code)
     else:
-        _log.warning("alert.failed", alert=alert.event, reason=problem)
+        log.warning("alert.failed", alert=alert.event, reason=problem)
     return problem is None
 
 

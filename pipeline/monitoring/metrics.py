@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from pipeline.atomic_files import write_file
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from pipeline.version import __version__
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pipeline.monitoring.run_history import RunStats
 
 _WORLD_READABLE: Final = 0o644
-_log = get_logger()
 
 
 class Metric(Struct, frozen=True):
@@ -118,7 +117,7 @@ def write_metrics(path: Path, stats: RunStats, labels: Mapping[str, str]) -> Non
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, render_prometheus(stats, labels), mode=_WORLD_READABLE, durable=False)
     except OSError as error:
-        _log.warning("metrics.write_failed", path=str(path), reason=error.strerror or type(error).__name__)
+        log.warning("metrics.write_failed", path=str(path), reason=error.strerror or type(error).__name__)
 
 
 def _format_labels(labels: Mapping[str, str]) -> str:

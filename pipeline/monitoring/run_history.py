@@ -20,7 +20,7 @@ from pipeline.errors import ExitCode, LakePausedError, StorageError
 from pipeline.formatting import pluralize
 from pipeline.lake.lake_folder import FolderKind, classify_folder, is_run_stats
 from pipeline.lake.layout import LakeLayout
-from pipeline.logs import get_logger, to_one_line
+from pipeline.logs import log, to_one_line
 from schemas.timestamps import from_datetime
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ _DONE: Final = frozenset({ExitCode.OK, ExitCode.REJECTS})
 _NOT_RUN: Final = frozenset({ExitCode.LOCKED, ExitCode.INTERRUPTED})  # another run holds the lake, or it was stopped
 _PADDING_BYTES: Final = 8192  # the file is padded to a multiple, so that it rarely grows
 _MAX_BYTES: Final = 1_000_000
-_log = get_logger()
 
 
 class RunResult(Struct):
@@ -146,7 +145,7 @@ def _lock(path: Path, stack: ExitStack) -> int | None:
         if is_writable and (is_run_stats(path) or not os.path.lexists(path)):
             return stack.enter_context(lock_file(path, blocking=True))  # all others hold it for a moment only
     except (OSError, StorageError) as error:
-        _log.warning("run_stats.read_failed", path=str(path), reason=str(error))
+        log.warning("run_stats.read_failed", path=str(path), reason=str(error))
     return None
 
 
@@ -163,7 +162,7 @@ def _write(handle: int, stats: RunStats, path: Path) -> None:
     try:
         os.pwrite(handle, raw.ljust(size), 0)
     except OSError as error:
-        _log.warning("run_stats.write_failed", path=str(path), reason=error.strerror)
+        log.warning("run_stats.write_failed", path=str(path), reason=error.strerror)
 
 
 # Failures

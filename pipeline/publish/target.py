@@ -21,7 +21,7 @@ from pipeline.errors import LakeCorruptedError, PublishError, SettingsError
 from pipeline.lake.catalog_tables import read_spec
 from pipeline.lake.duckdb import read_database
 from pipeline.lake.layout import IMAGES
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from pipeline.publish.object_store import PROBE_PREFIX, run_side_by_side
 from schemas.timestamps import SECOND
 
@@ -64,7 +64,6 @@ _TABLE_FILE: Final = re.compile(
 )
 _MAX_PROBE_BYTES: Final = 100
 _CLOCK_SKEW_SECONDS: Final = 600  # between the store and this machine
-_log = get_logger()
 T = TypeVar("T")
 
 
@@ -271,7 +270,7 @@ def delete_own_objects(store: ObjectStore, ledger: Ledger, items: Sequence[Store
     own = [item.path for item, is_own in zip(items, are_own, strict=True) if is_own]
     store.delete(own)
     if others := [item.path for item, is_own in zip(items, are_own, strict=True) if not is_own]:
-        _log.warning("objects.left", target=store.base_url, objects=len(others), first=others[0])
+        log.warning("objects.left", target=store.base_url, objects=len(others), first=others[0])
     return len(own)
 
 

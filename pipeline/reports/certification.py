@@ -18,7 +18,7 @@ from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import NotFound
 from pipeline.formatting import pluralize
 from pipeline.lake.request_log import FileConfirmation, OrderState
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from pipeline.reports.confirmation import describe_absence
 from pipeline.reports.pdf_reader import count_found
 from schemas.timestamps import now_us
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pipeline.reports.ordering import ReportRunState
     from pipeline.reports.pdf_reader import PageFindings, PdfReader
 
-_log = get_logger()
 
 _EVERY_SECONDS: Final = 300.0  # saved PDFs are certified at least so often while others are ordered
 _MAX_ORDERS: Final = 4  # of one batch in one run; then every file in doubt fails by name, before one last order
@@ -167,7 +166,7 @@ class Certifier:
             self._state.request_log.deliver, self._state.job, order, now_us(), confirmed, on_pages
         )
         self._state.replace_order(delivered)
-        _log.debug("report.delivered", pdf=order.pdf, files=order.files, bytes=order.bytes)
+        log.debug("report.delivered", pdf=order.pdf, files=order.files, bytes=order.bytes)
         return None
 
     async def _supersede(self, order: ReportOrderRecord, doubts: Mapping[int, Doubt]) -> ReportBatch | None:
@@ -190,13 +189,13 @@ class Certifier:
         if orders > _MAX_ORDERS:
             reasons = dict.fromkeys(batch.files, f"no complete report of its batch after {orders} orders") | reasons
         for file_id, reason in reasons.items():
-            _log.warning("report.file_excluded", file=file_id, reason=reason)
+            log.warning("report.file_excluded", file=file_id, reason=reason)
         error = f"{len(doubts)} files may not be in the PDF, the first: {next(iter(doubts.values())).reason}"
         superseded = replace(order, state=OrderState.SUPERSEDED, error=error)
         # First the PDF: a killed run leaves none that does not count, and the next run downloads it again.
         await asyncio.to_thread(state.folder.remove_pdf, order.pdf or "", order.sha256)
         await asyncio.to_thread(state.request_log.exclude_files, state.job, batch.batch, reasons, now_us(), superseded)
-        _log.warning("report.superseded", report=order.name, reason=error, hint=_HINT)
+        log.warning("report.superseded", report=order.name, reason=error, hint=_HINT)
         remaining = replace(batch, files=tuple(file_id for file_id in batch.files if file_id not in reasons))
         state.replace_order(superseded)
         state.set_batch(remaining)

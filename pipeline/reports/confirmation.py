@@ -13,7 +13,7 @@ from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import NotFound
 from pipeline.errors import AuthenticationError, ScanlakeError
 from pipeline.lake.request_log import FileConfirmation
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from schemas.file_query import MAX_LIMIT, FileQuery
 from schemas.timestamps import now_us
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pipeline.client.client import Client
     from pipeline.client.protocol import ListItem
 
-_log = get_logger()
 
 _MAX_TASKS: Final = 500  # detail calls that wait for the rate limiter at the same time
 
@@ -85,7 +84,7 @@ class FileConfirmer:
             raise
         except ScanlakeError as error:
             self._has_list_failed = True
-            _log.warning("report.list_failed", reason=error.message, hint="the files are requested one by one")
+            log.warning("report.list_failed", reason=error.message, hint="the files are requested one by one")
         self._pages_of_list = max(self._pages_of_list, pages)
 
     def _remember(self, item: ListItem, at: int) -> None:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from pipeline.errors import AuthenticationError, LakeLockedError, ScanlakeError, SettingsError, StorageError
 from pipeline.lake.lake import Lake
 from pipeline.lake.request_log import OrderState, ReportJob
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from pipeline.reports.certification import Certifier
 from pipeline.reports.confirmation import FileConfirmer
 from pipeline.reports.folder import MARKER, open_job_folder
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     _ChosenFiles = tuple[Sequence[ReportJobFile], Sequence[ReportBatch], CatalogState]
     Signer = Callable[[bytes], bytes]
 
-_log = get_logger()
 
 _FOLLOWED: Final = frozenset({OrderState.ORDERED, OrderState.SAVED, OrderState.DELIVERED})
 
@@ -288,4 +287,4 @@ def publish_if_unlocked(settings: Settings, command: str) -> None:
         with Lake(settings.lake, doing=command, must_exist=True) as lake:
             lake.republish(at=now_us())
     except LakeLockedError as error:
-        _log.warning("publish.skipped", reason=error.message, hint="the next publish of a run includes the changes")
+        log.warning("publish.skipped", reason=error.message, hint="the next publish of a run includes the changes")

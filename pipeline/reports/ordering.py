@@ -20,7 +20,7 @@ from pipeline.client.errors import OutcomeUnknownError, RequestRejectedError, Re
 from pipeline.client.protocol import NotFound
 from pipeline.errors import AuthenticationError, ProtocolError, ScanlakeError, ServiceUnavailableError, SettingsError
 from pipeline.lake.request_log import FileConfirmation, OrderState
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from pipeline.process import await_response
 from pipeline.progress import RateEstimator, ReportProgress
 from pipeline.reports.confirmation import describe_absence
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pipeline.reports.folder import JobFolder, TempFile
     from pipeline.reports.models import JobOptions
 
-_log = get_logger()
 
 MAX_OUTSTANDING_REPORTS: Final = 32  # reports that the service prepares at the same time
 _FAILED: Final = frozenset({OrderState.FAILED, OrderState.REJECTED, OrderState.TIMED_OUT})
@@ -131,7 +130,7 @@ class ReportRunState(Struct):
         """Record that the response to an order was lost."""
         await self.update(order, state=OrderState.UNKNOWN, error=reason)
         hint = "this run or the next one orders the batch again"
-        _log.warning("report.outcome_unknown", report=order.name, reason=reason, hint=hint)
+        log.warning("report.outcome_unknown", report=order.name, reason=reason, hint=hint)
 
     def covers_batch(self, order: ReportOrderRecord) -> bool:
         """Return whether the order is for all files of its batch, and for no other: files may have left it since."""
@@ -210,7 +209,7 @@ class BatchOrderer:
         not_ready = await self.poll_once(batch, last)
         if self._state.last_orders[batch.batch].state in _WITH_PDF:
             return True
-        _log.warning("report.reordered", report=last.name, reason=not_ready or last.error)
+        log.warning("report.reordered", report=last.name, reason=not_ready or last.error)
         return False
 
     async def _confirm_files(
@@ -228,7 +227,7 @@ class BatchOrderer:
         if not reasons:
             return batch, confirmed
         for file_id, reason in reasons.items():
-            _log.warning("report.file_excluded", file=file_id, reason=reason)
+            log.warning("report.file_excluded", file=file_id, reason=reason)
         remaining = replace(batch, files=tuple(file_id for file_id in batch.files if file_id in confirmed))
         await asyncio.to_thread(self._state.request_log.exclude_files, self._state.job, batch.batch, reasons, now_us())
         self._state.set_batch(remaining)
@@ -261,7 +260,7 @@ class BatchOrderer:
         self.has_accepted_order, self._consecutive_unknown = True, 0
         state.orders += 1
         self._rejections.clear()
-        _log.debug("report.ordered", report=order.name, files=order.files)
+        log.debug("report.ordered", report=order.name, files=order.files)
         return await state.update(order, state=OrderState.ORDERED, url=response.url, ordered_at=now_us())
 
     async def _send(self, request: ReportRequest, order: ReportOrderRecord) -> ReportOrder:
@@ -289,9 +288,9 @@ class BatchOrderer:
                 hint="Correct the options of the report (--template, --locale, --timezone); no report was made.",
             )
         if len(batch.files) == 1:
-            _log.warning("report.rejected", file=batch.files[0], reason=reason)
+            log.warning("report.rejected", file=batch.files[0], reason=reason)
             return ()
-        _log.info("report.halved", batch=batch.label, files=len(batch.files), reason=reason)
+        log.info("report.halved", batch=batch.label, files=len(batch.files), reason=reason)
         reasons = dict.fromkeys(batch.files, f"rejected: {reason}")
         await asyncio.to_thread(state.request_log.exclude_files, state.job, batch.batch, reasons, now_us())
         state.remove_batch(batch.batch)
@@ -311,7 +310,7 @@ class BatchOrderer:
             if remaining <= 0:
                 error = f"not ready {timeout:g} s after its order: {not_ready}"
                 await self._state.update(order, state=OrderState.TIMED_OUT, error=error)
-                _log.warning("report.timed_out", report=order.name, reason=error)
+                log.warning("report.timed_out", report=order.name, reason=error)
                 return
             await asyncio.sleep(min(remaining, pause * random.uniform(0.7, 1.3)))  # noqa: S311
             pause = min(pause * _POLL_BACKOFF, _MAX_POLL_SECONDS)
@@ -330,7 +329,7 @@ class BatchOrderer:
                     return error.message
                 self.had_protocol_errors |= isinstance(error, ProtocolError)
                 await state.update(order, state=OrderState.FAILED, error=error.message)
-                _log.warning("report.failed", report=order.name, reason=error.message)
+                log.warning("report.failed", report=order.name, reason=error.message)
                 return None
             if isinstance(report, ReportNotReady):
                 return report.reason
@@ -341,7 +340,7 @@ class BatchOrderer:
         """Give the PDF its name. One with the bytes that were certified before needs no further proof."""
         state = self._state
         if name in state.saved_names and (new := await asyncio.to_thread(state.folder.keep_damaged, name)):
-            _log.warning("report.replaced", pdf=name, kept_as=new, hint="delete the old file if it is not needed")
+            log.warning("report.replaced", pdf=name, kept_as=new, hint="delete the old file if it is not needed")
         is_certified = order.delivered_at is not None and order.sha256 == report.sha256
         order = await state.update(
             order,
@@ -355,7 +354,7 @@ class BatchOrderer:
         await asyncio.to_thread(state.folder.commit, file)
         state.saved_names.add(name)
         await self._record_saved(order)
-        _log.debug("report.saved", pdf=name, files=order.files, bytes=report.bytes)
+        log.debug("report.saved", pdf=name, files=order.files, bytes=report.bytes)
 
     async def _record_saved(self, order: ReportOrderRecord) -> None:
         is_certified = order.delivered_at is not None
@@ -371,7 +370,7 @@ class BatchOrderer:
             return False
         if await asyncio.to_thread(self._state.folder.hash_file, order.pdf) != order.sha256:
             if order.state is OrderState.DELIVERED:
-                _log.warning("report.missing", pdf=order.pdf, hint="deleted or changed; it is downloaded again")
+                log.warning("report.missing", pdf=order.pdf, hint="deleted or changed; it is downloaded again")
             return False
         if order.state not in _WITH_PDF:
             await self._record_saved(order)

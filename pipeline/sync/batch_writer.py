@@ -17,7 +17,7 @@ from pipeline.flatten.rows import load_casts
 from pipeline.lake import parts
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.parts import RowBuffer
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from pipeline.worker_process import WorkerProcess, serve
 from schemas.file_versions import version_digest
 
@@ -37,7 +37,6 @@ _ALLOCATOR_ENV: Final = {
     "MALLOC_MMAP_THRESHOLD_": str(64 * 1024**2),
 }
 _MIN_FILES_FOR_SUBPROCESS: Final = 1_500  # files of one run; for fewer the start costs more than it saves
-_log = get_logger()
 
 
 class WriteRequest(Struct, frozen=True):
@@ -164,7 +163,7 @@ class BatchWriter:
                 self._process = WorkerProcess("writer", _WORKER_CODE, root, environment=_ALLOCATOR_ENV)
             except OSError as error:
                 self._can_start = False
-                _log.warning("writer.not_started", reason=error.strerror, hint="The run writes more slowly.")
+                log.warning("writer.not_started", reason=error.strerror, hint="The run writes more slowly.")
         return self._process
 
     def close(self) -> None:

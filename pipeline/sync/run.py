@@ -28,7 +28,7 @@ from pipeline.lake import retention
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.ledger_queries import RunRecord
 from pipeline.lake.rollback import check_not_paused
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from pipeline.sync.batch_sink import BatchSink
 from pipeline.sync.crawl_runner import CrawlRunner, crawl_options
 from pipeline.sync.differences import has_lost_too_many
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 PUBLISH_EVERY_SECONDS: Final = 600
 """Time between two publishes during a long run."""
-_log = get_logger()
 
 
 @asynccontextmanager
@@ -124,7 +123,7 @@ class RunSession:
         """Start the run; record and publish a failure of the block."""
         try:
             await self.ledger_thread.call(self._start, accept_new_base_url=accept_new_base_url)
-            _log.info("run.started", command=self.record.command)
+            log.info("run.started", command=self.record.command)
             try:
                 yield
             except asyncio.CancelledError:
@@ -262,7 +261,7 @@ class RunSession:
             source = await self.ledger_thread.call(lambda: self.ledger.properties.texts_from) or "list"
         self.sink.texts_from_list = source == "list"
         await self.ledger_thread.call(self.ledger.set_properties, texts_from=source)
-        _log.info("lang.texts_from", source=source, lang=self.settings.lang)
+        log.info("lang.texts_from", source=source, lang=self.settings.lang)
 
     async def read_refetch_requests(self) -> list[RefetchRequest]:
         """Return the files that a run fetches again: rejected files, and those of the refetch queue."""
@@ -283,7 +282,7 @@ class RunSession:
 
     async def switch_key_to_instance(self) -> None:
         """Make the instance the key of a file, because several instances share an id. Everything is read again."""
-        _log.warning("identity.switched", hint="Several files share one id. Their file_id is the key from now on.")
+        log.warning("identity.switched", hint="Several files share one id. Their file_id is the key from now on.")
         await self.ledger_thread.call(self.ledger.switch_key_to_instance, self.run_id, now_us())
 
     # End of the run; all of it on the ledger's thread
@@ -317,7 +316,7 @@ class RunSession:
         if snapshot is None:
             watermark = self.watermark_us()
             snapshot = self.lake.publish(self.run_id, at=now_us(), complete=complete, watermark=watermark)
-            _log.info("snapshot.published", snapshot=snapshot.snapshot, files=snapshot.files, complete=complete)
+            log.info("snapshot.published", snapshot=snapshot.snapshot, files=snapshot.files, complete=complete)
         self._published = time.monotonic()
         return snapshot
 
@@ -369,7 +368,7 @@ class RunSession:
             "retries",
         )  # fmt: skip
         fields = {name: getattr(self.record, name) for name in names}
-        _log.info("run.finished", **fields, requests=self.client.stats.requests, seconds=self.record.seconds)
+        log.info("run.finished", **fields, requests=self.client.stats.requests, seconds=self.record.seconds)
 
 
 def _check_same_service(ledger: Ledger, settings: Settings, *, accept_new_base_url: bool) -> None:

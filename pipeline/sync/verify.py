@@ -21,7 +21,7 @@ from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps
 from pipeline.errors import ProtocolError, ScanlakeError, SettingsError, TimeLimitReachedError
 from pipeline.lake.ledger_queries import VerificationRecord
 from pipeline.lake.part_rows import read_details
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.differences import (
     Differences,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from pipeline.sync.sync import SyncSummary
 
 _DATE_ERROR: Final = 2 * SECOND  # of a time that a `Date` gives
-_log = get_logger()
 _MAX_KNOWN_FILES_PER_WINDOW: Final = MAX_LIMIT * 9 // 10
 """Stored files per window. The rest of a page is room for files that the lake does not have."""
 _FILES_PER_ROUND: Final = 256  # files fetched by id concurrently; the rate limiter decides how many at a time
@@ -418,7 +417,7 @@ class _Verify:
         # A commit makes the catalog outdated: if this process is killed now, the next run publishes the record.
         run.lake.commit(run.sink.new_commit())
         snapshot = run.finish("done")
-        _log.info("verification.recorded", consistent=verification.consistent, files_in_service=files_in_service)
+        log.info("verification.recorded", consistent=verification.consistent, files_in_service=files_in_service)
         counts = run.client.stats
         requests = {"list": counts.list, "detail": counts.detail, "total": counts.requests}
         at, watermark = verification.verified_at, verification.watermark

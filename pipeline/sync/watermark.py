@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pipeline.client.clock import MAX_AHEAD_SECONDS
 from pipeline.crawl.models import SETTLE_SECONDS
 from pipeline.crawl.windows import add_span, contiguous_end, remove_span
-from pipeline.logs import get_logger
+from pipeline.logs import log
 from schemas.timestamps import SECOND, format_instant, now_us
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.settings import Settings
 
-_log = get_logger()
 SETTLE_WITHOUT_DATE_SECONDS: Final = 600
 """Settle time when the service sends no Date header: the local clock may be fast."""
 
@@ -31,7 +30,7 @@ SETTLE_WITHOUT_DATE_SECONDS: Final = 600
 def warn_of_clock(clock: ServiceClock) -> None:
     """Warn of a service without a clock. `scanlake check` shows one that differs from this machine's."""
     if clock.seconds_ahead is None:
-        _log.warning("clock.missing", settle_seconds=SETTLE_WITHOUT_DATE_SECONDS, hint="The service sends no Date.")
+        log.warning("clock.missing", settle_seconds=SETTLE_WITHOUT_DATE_SECONDS, hint="The service sends no Date.")
 
 
 def target_by_clock(clock: ServiceClock, settings: Settings, *, at: float) -> int:
@@ -63,7 +62,7 @@ def correct_watermark(ledger: Ledger, target: int) -> None:
 
 def _move_back(ledger: Ledger, watermark: int, repaired: int) -> None:
     if repaired != watermark:
-        _log.warning(
+        log.warning(
             "watermark.repaired",
             watermark=format_instant(watermark * SECOND),
             repaired=format_instant(repaired * SECOND),
