@@ -16,8 +16,8 @@ RESULT: Final = SyncPlan
 def run(context: CommandContext) -> ExitCode:
     """Estimate calls, time and disk space of the next sync.
 
-    Reads at most 20 list pages of each window without includes, and the lake. For an empty lake it also reads a list
-    page and the details of its files, to estimate the size of a file, and discards them. Changes nothing.
+    Reads at most 20 list pages of each window without includes, and the lake. It also reads a list page and the
+    details of its files, to estimate the size of a file and the rate, and discards them. Changes nothing.
     """
     settings = context.settings()
     require_base_url(settings)
@@ -38,5 +38,6 @@ def _format_plan(plan: SyncPlan) -> str:
     ]
     if plan.verify_calls:
         lines.append(f"  verify   is due: about {plan.verify_calls:,} additional list calls")
-    basis = f"Estimated from {plan.basis}. This plan took {pluralize(plan.calls_made, 'call')}."
+    sample = pluralize(plan.sampled_files, "file")
+    basis = f"Estimated from a sample of {sample}. This plan took {pluralize(plan.calls_made, 'call')}."
     return "\n".join([*lines, basis]) + "\n"

@@ -467,12 +467,6 @@ class LedgerQueries:
         sql = "SELECT name FROM retired_part WHERE retired_at < ? ORDER BY retired_at, name"
         return [row[0] for row in self.query(sql, (before,))]
 
-    def measure_parts(self, table: str) -> tuple[int, int]:
-        """Return the rows and bytes of a table's parts."""
-        sql = "SELECT coalesce(sum(row_count), 0), coalesce(sum(bytes), 0) FROM part WHERE table_name = ?"
-        rows, size = self.query(sql, (table,))[0]
-        return rows, size
-
     def part_names(self) -> set[str]:
         """Return the names of all parts, with retired ones."""
         return {row[0] for row in self.query("SELECT name FROM part UNION ALL SELECT name FROM retired_part")}

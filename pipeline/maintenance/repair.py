@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import stat
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -279,10 +278,9 @@ def _repair_catalogs(lake: Lake, catalogs: Sequence[Finding]) -> None:
                 (lake.layout.root / item.subject).unlink(missing_ok=True)
 
 
-# Settings, folder, ledger and history
+# Settings, folder and ledger
 
 _DISK_LIMITS_BYTES: Final = (50_000_000, 1_000_000_000)  # free: below the first an error, below the second a warning
-_STALE_AFTER_SECONDS: Final = 86_400
 _REPAIR_HINT: Final = "Run `scanlake repair`, or `scanlake sync`."
 
 
@@ -349,7 +347,7 @@ def check_lake(settings: Settings, *, read_data: bool = False) -> Iterator[Findi
         require_lake(settings.lake)
         is_locked = has_writer(layout)
         with open_ledger_readonly(layout) as ledger:
-            yield from _check_history(layout, ledger, settings, is_locked=is_locked)
+            yield from _check_ledger(layout, ledger, settings, is_locked=is_locked)
         yield from check_files(layout, read_data=read_data).findings
     except LakeLockedError as failure:
         yield skipped("lake", "files", f"not compared: {failure.message}", failure.hint, failure.exit_code)
@@ -357,27 +355,17 @@ def check_lake(settings: Settings, *, read_data: bool = False) -> Iterator[Findi
         yield from_error("lake", format_path(layout.root), failure)
 
 
-def _check_history(
+def _check_ledger(
     layout: LakeLayout, ledger: LedgerQueries, settings: Settings, *, is_locked: bool
 ) -> Iterator[Finding]:
+    """Yield what a killed run left, another service and odd instants. `scanlake status` has runs, pause and rejects."""
     yield ok("lake", "ledger", f"{pluralize(ledger.count_files(), 'file')}, format {ledger.format()}")
     properties = ledger.properties
     yield from _check_source(properties, settings)
-    if (pause := properties.rollback_pause) is not None:
-        problem = f"syncs are paused: the lake was rolled back to snapshot {pause['to']}"
-        yield warning("lake", "paused", problem, "Run `scanlake rollback --undo` to allow syncs.")
-    yield from _check_watermark(properties, settings)
-    if rejects := sum(ledger.count_rejects().values()):
-        problem = f"{pluralize(rejects, 'reject')} in meta.rejects"
-        yield warning("lake", "rejects", problem, "Query meta.rejects: the next runs try again.")
+    yield from _check_instants(properties, settings)
     if is_locked:
         yield ok("lake", "lock", f"held by {describe_lock_owner(layout)}")
         return
-    run = ledger.last_run()
-    if run is not None and run.state != "done":
-        reason = "killed" if run.state == "running" else run.error or run.state
-        hint = f"Run `scanlake {run.command}` again: it continues there."
-        yield warning("lake", "last run", f"{run.command} {run.run_id}: {reason}", hint)
     if file_ids := properties.purge_in_progress:
         problem = f"of {pluralize(len(file_ids), 'file')} was not finished: their documents may still be on disk"
         yield warning("lake", "purge", problem, _REPAIR_HINT)
@@ -397,23 +385,13 @@ def _check_source(properties: LakeProperties, settings: Settings) -> Iterator[Fi
         yield error("lake", "source", problem, hint, ExitCode.USAGE)
 
 
-def _check_watermark(properties: LakeProperties, settings: Settings) -> Iterator[Finding]:
+def _check_instants(properties: LakeProperties, settings: Settings) -> Iterator[Finding]:
     watermark = properties.watermark
-    if watermark is None:
-        yield warning("lake", "watermark", "none: the next sync lists all files", "Run `scanlake sync`.")
-    else:
-        age = time.time() - watermark
-        problem = f"the lake has every update before {to_datetime(watermark * SECOND):%Y-%m-%dT%H:%M:%SZ}"
-        if age < 0:
-            hint = "Run `scanlake sync`: it goes back to the service's time. Synchronize this machine's clock by NTP."
-            yield warning("lake", "watermark", f"{problem}, which is in the future", hint)
-        elif age > _STALE_AFTER_SECONDS:
-            problem += f", {age / 86_400:,.1f} days ago"
-            yield warning("lake", "watermark", problem, "Schedule `scanlake sync`.")
-        else:
-            yield ok("lake", "watermark", problem)
-    verified = properties.verified_or_synced_at
-    every = settings.verify_every_days * DAY
+    if watermark is not None and watermark * SECOND > now_us():
+        hint = "Run `scanlake sync`: it goes back to the service's time. Synchronize this machine's clock by NTP."
+        problem = f"{to_datetime(watermark * SECOND):%Y-%m-%dT%H:%M:%SZ} is in the future"
+        yield warning("lake", "watermark", problem, hint)
+    verified, every = properties.verified_or_synced_at, settings.verify_every_days * DAY
     if every and verified is not None and (unverified := now_us() - verified) > 2 * every:
         problem = f"the last check for deletions was {unverified / DAY:,.0f} days ago"
         if properties.last_verify_at is None:  # after a rollback, the other instant is no real one

@@ -1,7 +1,7 @@
 """Plan: estimates the calls, time and disk space of a sync from the list. It changes nothing.
 
-Of each window at most 20 pages are read, without includes, spread over the list. Sizes and rates are those of the lake,
-or of a page of files if the lake has too few.
+Of each window at most 20 pages are read, without includes, spread over the list. What a file takes is that of a page of
+files with their details.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.crawl.windows import ALL_TIME, Window, uncovered_windows
 from pipeline.lake.folder_checks import require_lake, require_lake_or_empty
 from pipeline.lake.lake_folder import FolderKind
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.parts import RAW_TABLE, encode_documents
+from pipeline.lake.parts import encode_documents
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.verify import is_due
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pipeline.settings import Settings
 
 _MAX_PAGES: Final = 20  # of one window, without includes
-_MIN_FILES: Final = 50  # whose versions, or calls, show what a file takes
+_MIN_FILES: Final = 50  # whose calls show a rate
 _CATALOG_BYTES: Final = 1_500_000  # that a catalog of few files takes, and that an update of one leaves free
 _BYTES_PER_DOCUMENT_BYTE: Final = 2.1  # of documents, tables, catalog and ledger
 _FILES_PER_VERIFY_CALL: Final = 225
@@ -47,7 +47,7 @@ _FILES_PER_VERIFY_CALL: Final = 225
 class SyncPlan(Struct, frozen=True):
     """Estimate of a sync; unknown figures are None. `exact`: the whole list was read.
 
-    `basis` is what bytes and seconds are estimated from. `verify_calls` are additional, if a verify is due.
+    Bytes and seconds are estimated from `sampled_files`. `verify_calls` are additional, if a verify is due.
     """
 
     kind: Literal["first", "incremental"]
@@ -58,7 +58,7 @@ class SyncPlan(Struct, frozen=True):
     detail_calls: int
     disk_bytes: int | None
     seconds: float | None
-    basis: str
+    sampled_files: int
     exact: bool
     verify_calls: int
     calls_made: int
@@ -69,7 +69,7 @@ class _FileCost(Struct, frozen=True):
 
     document_bytes: float | None = None
     calls_per_second: float | None = None
-    basis: str = "nothing"
+    sampled_files: int = 0
 
 
 async def plan_sync(settings: Settings, token: str) -> SyncPlan:
@@ -78,18 +78,17 @@ async def plan_sync(settings: Settings, token: str) -> SyncPlan:
     is_new = require_lake_or_empty(layout) is FolderKind.EMPTY
     if not is_new:
         require_lake(settings.lake)
-    options, windows, cost, in_lake, refetches = crawl_options(settings, "id"), [ALL_TIME], _FileCost(), 0, 0
+    options, windows, in_lake, refetches = crawl_options(settings, "id"), [ALL_TIME], 0, 0
     with nullcontext() if is_new else open_ledger_readonly(layout) as ledger:
         if ledger is not None:
             ledger.properties.require_service(str(settings.base_url))
             options = replace(options, identity=ledger.properties.identity)
             windows = uncovered_windows(coverage_before_lookback(ledger, settings))
-            cost, in_lake, refetches = _read_cost(ledger), ledger.count_files(), ledger.count_refetch_requests()
+            in_lake, refetches = ledger.count_files(), ledger.count_refetch_requests()
         async with create_client(settings, token) as client:
             in_service = (await client.list_files(FileQuery(limit=1))).total
             samples = [await _count_files(client, options, window, ledger) for window in windows]
-            if cost.document_bytes is None:
-                cost = await _sample_cost(client, options, sum(listed for listed, _, _ in samples))
+            cost = await _sample_cost(client, options, max(in_service or 0, *(listed for listed, _, _ in samples)))
         files = refetches + sum(to_fetch for _, to_fetch, _ in samples)
         list_calls = 1 + bool(in_lake) + refetches + sum(_count_list_calls(options, listed) for listed, _, _ in samples)
         detail_calls = 0 if options.fetch_details == "never" else files
@@ -103,7 +102,7 @@ async def plan_sync(settings: Settings, token: str) -> SyncPlan:
             detail_calls=detail_calls,
             disk_bytes=_estimate_disk(layout, files, cost.document_bytes),
             seconds=round((list_calls + detail_calls) / rate, 1) if rate else None,
-            basis=cost.basis,
+            sampled_files=cost.sampled_files,
             exact=all(exact for _, _, exact in samples),
             verify_calls=2 + in_lake // _FILES_PER_VERIFY_CALL if ledger and is_due(ledger, settings) else 0,
             calls_made=client.stats.requests,
@@ -116,20 +115,6 @@ def _estimate_disk(layout: LakeLayout, files: int, document_bytes: float | None)
     # The catalog that readers have now stays as a snapshot.
     catalog_bytes = layout.catalog.stat().st_size if layout.catalog.is_file() else 0
     return round(catalog_bytes + _CATALOG_BYTES + files * document_bytes * _BYTES_PER_DOCUMENT_BYTE)
-
-
-def _read_cost(ledger: LedgerQueries) -> _FileCost:
-    """Return what the lake shows: nothing while it has too few versions, no rate without a run of many calls."""
-    versions, size = ledger.measure_parts(RAW_TABLE)
-    if versions < _MIN_FILES:
-        return _FileCost()
-    runs = [(run.requests_list + run.requests_detail + run.retries, run.seconds) for run in ledger.recent_runs(20)]
-    calls, seconds = max(runs, default=(0, 0.0))
-    return _FileCost(
-        size / versions,
-        calls / seconds if calls >= _MIN_FILES and seconds else None,
-        f"the {versions:,} versions in the lake",
-    )
 
 
 async def _count_files(
@@ -190,5 +175,5 @@ async def _sample_cost(client: Client, options: CrawlOptions, files: int) -> _Fi
     return _FileCost(
         len(encode_documents(versions, digests, run_id="plan", seq=1)) / len(versions),
         len(versions) / seconds if len(versions) >= _MIN_FILES and options.fetch_details != "never" else None,
-        f"a sample of {len(versions):,} files",
+        len(versions),
     )

@@ -61,7 +61,7 @@ async def test_each_fault_is_named(tmp_path: Path, canary: str) -> None:
         assert [each for each in findings if each["severity"] != "ok"] == []
         assert list(dict.fromkeys(each["area"] for each in findings)) == ["settings", "lake", "service"]
         subjects = {"file", "scanlake.toml", "token", "disk", emulator.base_url, "clock"}
-        assert {each["subject"] for each in findings} == subjects | {"ledger", "watermark", "files"}
+        assert {each["subject"] for each in findings} == subjects | {"ledger", "files"}
         assert (answer.code, answer.json["ok"], answer.json["counts"]) == (0, True, {"ok": len(findings)})
         assert "it has 40 files" in answer.out
         config.write_text("")
@@ -223,7 +223,7 @@ def test_the_place_of_the_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_the_health_of_the_lake(tmp_path: Path) -> None:
-    """A holder, a pause, another service, an unpublished commit and an age are each named."""
+    """A holder, another service, a killed purge, an unpublished commit and a late verification are each named."""
     async with Emulator(30) as emulator:
         await synced(emulator, tmp_path / "lake")
         settings = Settings(base_url=emulator.base_url, lake=tmp_path / "lake")
@@ -240,22 +240,15 @@ async def test_the_health_of_the_lake(tmp_path: Path) -> None:
     (layout.root / temp_name("catalog.duckdb")).write_bytes(b"left")
     assert {each.severity for each in repair.check_lake(settings)} == {Severity.OK}
     for name, value in (
-        ("rollback_pause", '{"to": 2, "snapshot": 4}'),
         ("purge_in_progress", "[11, 12]"),
-        ("watermark", "1000000000"),
         ("next_commit_seq", "99"),
         ("last_verify_at", "1000"),
     ):
         with tampered(layout.root) as ledger:
             ledger.execute("INSERT OR REPLACE INTO lake_property VALUES (?, ?)", (name, value))
-    with tampered(layout.root) as ledger:
-        ledger.execute("UPDATE run SET state = 'running'")
     with lock_lake(layout, "purge"):
         assert "purge" not in found(repair.check_lake(settings))
     findings = found(repair.check_lake(settings))
-    assert "rolled back to snapshot 2" in findings["paused"][0].problem
     assert "of 2 files was not finished" in findings["purge"][0].problem
-    assert findings["last run"][0].problem.endswith(": killed")
-    assert findings["watermark"][0].severity is Severity.WARNING
     assert findings["verify"][0].hint == "Run `scanlake verify`."
     assert "readers do not see yet" in findings["catalog"][0].problem

@@ -9,15 +9,10 @@ from msgspec.structs import replace
 
 from pipeline.emulator import Emulator
 from pipeline.emulator.options import Quirks
-from pipeline.lake.lake import Lake
-from pipeline.lake.layout import LakeLayout
-from pipeline.lake.ledger_queries import RunRecord
-from pipeline.lake.reader import open_ledger_readonly
 from pipeline.monitoring.after_run import folder_bytes
 from pipeline.settings import Settings
 from pipeline.sync import plan
 from pipeline.sync.plan import SyncPlan, plan_sync
-from tests.lake.lake_builder import commit
 from tests.sync.sync_harness import synced
 
 if TYPE_CHECKING:
@@ -46,7 +41,7 @@ async def test_the_first_and_the_next_sync_cost_what_was_said(tmp_path: Path) ->
         assert not lake.exists(), "a plan changes nothing"
         assert (told.kind, told.exact, told.files_in_service) == ("first", True, 450)
         assert told.calls_made <= 60
-        assert (told.basis, told.seconds is None) == ("a sample of 50 files", False)
+        assert (told.sampled_files, told.seconds is None) == (50, False)
         judge(told, await synced(emulator, lake), lake, 0)
         emulator.world.update(emulator.world.pick_random(70))
         emulator.world.create(20)
@@ -54,7 +49,7 @@ async def test_the_first_and_the_next_sync_cost_what_was_said(tmp_path: Path) ->
         before, names = folder_bytes(lake), sorted(lake.rglob("*"))
         told = await plan_sync(settings, emulator.token)
         assert sorted(lake.rglob("*")) == names, "a plan changes nothing"
-        assert (told.kind, told.basis) == ("incremental", "the 450 versions in the lake")
+        assert (told.kind, told.sampled_files) == ("incremental", 50)
         assert told.seconds is not None
         judge(told, await synced(emulator, lake), lake, before)
         told = await plan_sync(replace(settings, lookback_seconds=0), emulator.token)
@@ -99,15 +94,3 @@ async def test_a_sample_heeds_the_rate_limit(tmp_path: Path) -> None:
         told = await plan_sync(Settings(base_url=emulator.base_url, lake=tmp_path / "lake"), emulator.token)
     assert told.seconds is not None
     assert told.seconds > 450 / 20
-
-
-def test_the_run_with_the_most_calls_shows_the_rate(tmp_path: Path) -> None:
-    """Of several runs the largest counts: small ones spend their time on other things than calls."""
-    with Lake(tmp_path / "lake", doing="test") as held:
-        commit(held, dict.fromkeys(range(60), 0))
-        for number, (calls, seconds) in enumerate([(4, 8.0), (900, 10.0), (30, 60.0)]):
-            run = RunRecord(f"run {number}", "sync", "1", number, requests_list=calls, requests_detail=calls)
-            held.ledger.begin_run(replace(run, retries=calls, seconds=seconds, state="done"))
-    with open_ledger_readonly(LakeLayout(tmp_path / "lake")) as ledger:
-        cost = plan._read_cost(ledger)
-    assert cost.calls_per_second == 270
