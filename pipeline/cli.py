@@ -143,7 +143,6 @@ _OUTPUT_ERRNOS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EIO, errno.E
 
 # Commands, imported when called
 
-
 _ARGV: Final = f"{__name__}.argv"
 
 
@@ -213,17 +212,8 @@ def _describe_types(command: Any) -> Any:
         if parameter.param_type_name == "argument":
             parameter.type = copy.copy(parameter.type)
             parameter.type.get_metavar = lambda param, ctx: ""  # noqa: ARG005 - its name is enough
-        elif parameter.metavar is None:
-            is_flag = parameter.is_flag or parameter.count
-            parameter.metavar = "" if is_flag else TYPE_NAMES.get(parameter.type.name)
-    make_help_option = command.get_help_option
-
-    def get_help_option(ctx: Any) -> Any:  # typer makes this option late
-        option = make_help_option(ctx)
-        vars(option)["metavar"] = ""
-        return option
-
-    command.get_help_option = get_help_option
+        elif parameter.metavar is None and not parameter.is_flag:
+            parameter.metavar = "" if parameter.count else TYPE_NAMES.get(parameter.type.name)
     return command
 
 
@@ -329,7 +319,6 @@ app.callback(invoke_without_command=True)(_root)
 
 
 # Failures
-
 
 _TOKEN_IN_BASE_URL: Final = re.compile(r"\bbase_url=\S*[?&]token=[^&]")
 

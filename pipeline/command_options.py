@@ -72,7 +72,6 @@ ALL_SOURCES_PARAMETER: Final = inspect.Parameter(
 
 # The options that every command has, before or after the command's name; the later one wins
 
-
 _PANEL: Final = "Global options"
 
 
@@ -128,19 +127,16 @@ class GlobalOptions(Struct, frozen=True):
 
 # Time bounds. A date alone is the start of its day as a lower bound, its end as an upper one
 
-
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
-def parse_range(
-    since: str | None, until: str | None, names: tuple[str, str] = ("--since", "--until")
-) -> tuple[int | None, int | None]:
+def parse_range(since: str | None, until: str | None) -> tuple[int | None, int | None]:
     """Return the range in seconds, its end exclusive. Raises `SettingsError` if it is empty."""
-    low, high = parse_bound(names[0], since), parse_bound(names[1], until)
+    low, high = parse_bound("--since", since), parse_bound("--until", until)
     if high is not None and until is not None and is_date(until):
         high += DAY
     if low is not None and high is not None and high <= low:
-        raise SettingsError(f"{names[1]} is not after {names[0]}.", hint=f"Use a later {names[1]}.")
+        raise SettingsError("--until is not after --since.", hint="Use a later --until.")
     return (None if low is None else low // SECOND, None if high is None else high // SECOND)
 
 

@@ -264,16 +264,11 @@ class Setting(Struct, frozen=True):
             return None
         if self.rule.prepare is not None:
             value = self.rule.prepare(value)
-        if isinstance(value, str) and self.type in {bool, int, float}:
-            value = _BOOLEAN_WORDS.get(value.strip().lower(), value.strip())
         try:
             value = msgspec.convert(value, Annotated[self.type, self.bounds], strict=False, dec_hook=_build)
         except msgspec.ValidationError:
             raise ValueError(f"must be {self.kind}") from None
         return value if self.rule.check is None else self.rule.check(value)
-
-
-_BOOLEAN_WORDS: Final = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
 def _build(kind: type, value: Any) -> Any:
@@ -383,7 +378,6 @@ def validate_token(token: str, source: str) -> str:
 
 
 # The settings file as text: every setting with its description and default from `Settings`
-
 
 _WIDTH: Final = 110
 _HEAD: Final = """\

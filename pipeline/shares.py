@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.request_log import RequestLog
 
-
 _DATE_LENGTH: Final = len("2026-01-31")
 _LOCK_NAME: Final = "SHARES.LOCK"
 _MAX_COUNTED_FILES: Final = 50

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pipeline.client.protocol import Response
     from pipeline.client.token_redactor import TokenRedactor
 
-
 MIB: Final = 1024**2
 GIB: Final = 1024**3
 MAX_ATTEMPTS: Final = 6  # of one request

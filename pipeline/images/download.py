@@ -29,6 +29,7 @@ from pipeline.lake.image_store import (
     ImageKey,
     ImageRecord,
     ImageState,
+    IncomingFile,
     last_image_change,
     read_totals,
     remove_files,
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from pipeline.client.image_client import ImageClient
     from pipeline.crawl.models import Identity
     from pipeline.images.work_list import ImageSelection, WorkItem
-    from pipeline.lake.image_store import IncomingFile
     from pipeline.lake.lake import Lake
     from pipeline.progress import Progress
     from pipeline.settings import Settings
@@ -159,7 +159,7 @@ class ImageDownloader:
 
     async def _fetch(self, item: WorkItem) -> None:
         """Fetch one picture and put its outcome into the queue."""
-        file = self._writer.store.open_file()
+        file = IncomingFile(self._writer.incoming)
         try:
             answer = await self._try_links(item, file)
             if isinstance(answer, DownloadedImage):
@@ -357,7 +357,7 @@ def fetch_images(
             summary.not_found_before, summary.refused_before = counts.not_found, counts.refused
             summary.left = counts.to_fetch
             if counts.to_fetch:
-                writer.store.prepare()
+                lake.layout.create_dirs([writer.incoming.parent, writer.incoming])
                 downloader = ImageDownloader(settings, token, writer, summary)
                 run = downloader.run(work, progress, identity=ledger.properties.identity, total=counts.to_fetch)
                 run_async(_run_within_limit(settings.max_duration_seconds, run, summary))

@@ -17,9 +17,11 @@ from pipeline.lake.image_store import (
     CompleteDownload,
     ImageRecord,
     ImageState,
-    ImageStore,
     ImageTotals,
+    incoming_folder,
+    list_complete_downloads,
     remove_files,
+    require_space,
     write_images,
 )
 from pipeline.lake.layout import translate_os_errors
@@ -40,7 +42,8 @@ class ImageWriter:
     """Writes the outcomes of one run. Several threads may use it: they wait for the disk together."""
 
     def __init__(self, lake: Lake, summary: ImageSummary) -> None:
-        self.store = ImageStore(lake.layout)
+        self.incoming = incoming_folder(lake.layout)
+        self._layout = lake.layout
         self._pool = StoringPool(lake.layout)
         self._ledger = lake.ledger
         self._summary = summary
@@ -49,7 +52,7 @@ class ImageWriter:
 
     def adopt(self) -> None:
         """Store the complete downloads of a run that was killed."""
-        downloads = self.store.list_complete(find_type)
+        downloads = list_complete_downloads(self.incoming, find_type)
         while batch := list(islice(downloads, _ADOPTED_BATCH)):
             self.write(batch)
         self._summary.adopted = self._summary.stored
@@ -68,7 +71,7 @@ class ImageWriter:
             write_images(self._ledger, records)
             self._count(records, result.new)
         remove_files(image.path for image in fetched)
-        self.store.require_space()
+        require_space(self._layout)
 
     def _count(self, records: Sequence[ImageRecord], new: Collection[str]) -> None:
         summary = self._summary

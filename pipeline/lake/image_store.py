@@ -288,49 +288,42 @@ class IncomingFile:
             self._path.unlink(missing_ok=True)
 
 
-class ImageStore:
-    """The folder of the pictures. The caller has the lake's lock."""
+def incoming_folder(layout: LakeLayout) -> Path:
+    """Return the folder of downloads that are not stored yet."""
+    return layout.root / IMAGES / INCOMING
 
-    def __init__(self, layout: LakeLayout) -> None:
-        self._layout = layout
-        self._incoming = layout.root / IMAGES / INCOMING
 
-    def open_file(self) -> IncomingFile:
-        """Return the temporary file of a new download."""
-        return IncomingFile(self._incoming)
+def list_complete_downloads(
+    folder: Path, find_type: Callable[[bytes], tuple[str, str] | None]
+) -> Iterator[CompleteDownload]:
+    """Yield the complete downloads of a killed run. Others are removed: a power loss can leave an empty name.
 
-    def prepare(self) -> None:
-        """Create the folders. Opening the lake has removed the incomplete downloads of a killed run."""
-        self._layout.create_dirs([self._incoming.parent, self._incoming])
+    `find_type` returns MIME type and extension by the first bytes, None for no picture. The caller has the lake's lock.
+    """
+    with translate_os_errors(folder):
+        for path in sorted(folder.glob("*")):
+            if (parts := COMPLETE.fullmatch(path.name)) is None:
+                continue
+            kind = None
+            if not path.is_symlink() and path.is_file() and sha256_file(path) == parts[4]:
+                with path.open("rb") as file:
+                    kind = find_type(file.read(_HEAD_BYTES))
+            if kind is None:
+                path.unlink(missing_ok=True)
+                continue
+            key = ImageKey(int(parts[1]), int(parts[2]), ImageKind(parts[3]))
+            yield CompleteDownload(path, key, parts[4], path.stat().st_size, *kind, now_us())
 
-    def list_complete(self, find_type: Callable[[bytes], tuple[str, str] | None]) -> Iterator[CompleteDownload]:
-        """Yield the complete downloads of a killed run. Others are removed: a power loss can leave an empty name.
 
-        `find_type` returns MIME type and extension by the first bytes, None for no picture.
-        """
-        with translate_os_errors(self._incoming):
-            for path in sorted(self._incoming.glob("*")):
-                if (parts := COMPLETE.fullmatch(path.name)) is None:
-                    continue
-                kind = None
-                if not path.is_symlink() and path.is_file() and sha256_file(path) == parts[4]:
-                    with path.open("rb") as file:
-                        kind = find_type(file.read(_HEAD_BYTES))
-                if kind is None:
-                    path.unlink(missing_ok=True)
-                    continue
-                key = ImageKey(int(parts[1]), int(parts[2]), ImageKind(parts[3]))
-                yield CompleteDownload(path, key, parts[4], path.stat().st_size, *kind, now_us())
-
-    def require_space(self) -> None:
-        """Raise `StorageError` if the disk has less than `_KEEP_FREE_BYTES` free."""
-        with translate_os_errors(self._layout.root):
-            free = shutil.disk_usage(self._layout.root).free
-        if free < _KEEP_FREE_BYTES:
-            raise StorageError(
-                f"{self._layout.root}: {format_bytes(free)} free; images leave {format_bytes(_KEEP_FREE_BYTES)}.",
-                hint="Free disk space, then run `scanlake images` again.",
-            )
+def require_space(layout: LakeLayout) -> None:
+    """Raise `StorageError` if the disk has less than `_KEEP_FREE_BYTES` free."""
+    with translate_os_errors(layout.root):
+        free = shutil.disk_usage(layout.root).free
+    if free < _KEEP_FREE_BYTES:
+        raise StorageError(
+            f"{layout.root}: {format_bytes(free)} free; images leave {format_bytes(_KEEP_FREE_BYTES)}.",
+            hint="Free disk space, then run `scanlake images` again.",
+        )
 
 
 # Final names

@@ -27,7 +27,7 @@ from pipeline.lake.part_rows import (
     select_tombstones,
 )
 from pipeline.lake.parts import RAW_TABLE, RowBuffer
-from pipeline.worker_process import WorkerProcess, serve
+from pipeline.worker_process import WorkerProcess
 from schemas.tables import (
     BY_NAME,
     COMMIT_SEQ_COLUMN,
@@ -103,7 +103,7 @@ def run_here(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
 
 def run_beside(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
     """Run the tasks in a second process, while this one reads documents and writes rows."""
-    code = f"from {__name__} import serve_tasks; serve_tasks()"
+    code = f"from {__name__} import FlattenTask, serve; serve(FlattenTask.run)"
     with closing(WorkerProcess("flatten", code)) as worker, ThreadPoolExecutor(1) as thread:
         pending: deque[Future[Any]] = deque()
         try:
@@ -118,17 +118,12 @@ def run_beside(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
             worker.kill()  # after an error it may be at work
 
 
-def serve_tasks() -> None:
-    """Run the tasks that come through the pipe: the main function of the second process."""
-    serve(FlattenTask.run)
-
-
 def rebuild(lake: Lake, run_tasks: RunTasks | None = None, *, damaged: Collection[str] = ()) -> RebuildResult:
     """Write the rows of all tables again as new parts, and publish them in a new snapshot.
 
-    Without `run_tasks` they run in a second process, unless there is only one.
-    `damaged` are names of parts that must not be read: definitions without a document are lost then. Raises
-    `LakeCorruptedError` if documents/ has gaps; then nothing has changed.
+    Tasks run by `run_tasks`, by default in a second process if there are several. `damaged` are names of parts that
+    must not be read: definitions without a document are lost then. Raises `LakeCorruptedError` if documents/ has gaps;
+    then nothing has changed.
     """
     started, ledger = time.monotonic(), lake.ledger
     parts = ledger.parts()

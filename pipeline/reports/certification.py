@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pipeline.reports.ordering import ReportRunState
     from pipeline.reports.pdf_reader import PageFindings, PdfReader
 
-
 _EVERY_SECONDS: Final = 300.0  # saved PDFs are certified at least so often while others are ordered
 _MAX_ORDERS: Final = 4  # of one batch in one run; then every file in doubt fails by name, before one last order
 _WITH_PDF: Final = frozenset({OrderState.SAVED, OrderState.DELIVERED})

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from pipeline.client.client import Client
     from pipeline.client.protocol import ListItem
 
-
 _MAX_TASKS: Final = 500  # detail calls that wait for the rate limiter at the same time
-
 
 Confirmation: TypeAlias = FileConfirmation | NotFound | RetriesExhaustedError
 """The result for one file: the service has it or not, or did not answer for it, although it answered for others."""

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     _ChosenFiles = tuple[Sequence[ReportJobFile], Sequence[ReportBatch], CatalogState]
     Signer = Callable[[bytes], bytes]
 
-
 _FOLLOWED: Final = frozenset({OrderState.ORDERED, OrderState.SAVED, OrderState.DELIVERED})
 
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pipeline.reports.folder import JobFolder, TempFile
     from pipeline.reports.models import JobOptions
 
-
 MAX_OUTSTANDING_REPORTS: Final = 32  # reports that the service prepares at the same time
 _FAILED: Final = frozenset({OrderState.FAILED, OrderState.REJECTED, OrderState.TIMED_OUT})
 _WAITING: Final = frozenset({OrderState.ORDERED, OrderState.SAVED})

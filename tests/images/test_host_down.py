@@ -13,7 +13,7 @@ from pipeline.errors import ServiceUnavailableError
 from pipeline.images.download import ImageDownloader
 from pipeline.images.image_writer import ImageSummary
 from pipeline.images.work_list import WorkItem
-from pipeline.lake.image_store import CompleteDownload, ImageKey, ImageKind, ImageRecord, ImageStore
+from pipeline.lake.image_store import CompleteDownload, ImageKey, ImageKind, ImageRecord, incoming_folder
 from pipeline.lake.layout import LakeLayout
 from pipeline.progress import Progress
 from pipeline.settings import Settings
@@ -37,8 +37,8 @@ class Run:
         self.outcomes: list[CompleteDownload | ImageRecord] = []
         self.seconds = 0.0
         self.problem = ""
-        self.store = ImageStore(LakeLayout(folder))
-        self.store.prepare()
+        self.incoming = incoming_folder(LakeLayout(folder))
+        self.incoming.mkdir(parents=True)
         self._settings = Settings(base_url="http://127.0.0.1:8", lake=folder)
         keys = [ImageKey(number, number, ImageKind.IMAGE) for number in range(_IMAGES)]
         self._pages = [[WorkItem(key, f"{address}/{key.file_id}") for key in keys]]

@@ -12,7 +12,7 @@ import pytest
 from pipeline.images.image_writer import ImageSummary, ImageWriter, StoringPool
 from pipeline.images.storing import store_files
 from pipeline.lake import image_store
-from pipeline.lake.image_store import ImageKey, ImageKind
+from pipeline.lake.image_store import ImageKey, ImageKind, IncomingFile
 from pipeline.lake.lake import Lake
 from tests.lake.powerloss import LEDGER, losses, recorded
 from tests.lake.test_power_loss import write
@@ -35,11 +35,11 @@ def _store_images(folder: Path) -> None:
     """Three batches; each has a content of the batch before."""
     with Lake(folder, doing="test") as lake:
         writer = ImageWriter(lake, ImageSummary())
-        writer.store.prepare()
+        lake.layout.create_dirs([writer.incoming.parent, writer.incoming])
         for batch in range(_BATCHES):
             downloads = []
             for number in range(batch * (_IMAGES - 1), batch * (_IMAGES - 1) + _IMAGES):
-                file = writer.store.open_file()
+                file = IncomingFile(writer.incoming)
                 file.write(b"%PDF-1.4\n" + b"%d " % number * 50)
                 downloads.append(file.finish(ImageKey(batch, number, ImageKind.IMAGE), "application/pdf", "pdf"))
             writer.write(downloads)

@@ -21,7 +21,7 @@ from PIL import Image
 
 from pipeline.errors import StorageError
 from pipeline.images.image_writer import StoringPool
-from pipeline.lake.image_store import CompleteDownload, ImageKey, ImageKind, ImageStore, IncomingFile
+from pipeline.lake.image_store import CompleteDownload, ImageKey, ImageKind, IncomingFile, incoming_folder
 from pipeline.lake.layout import LakeLayout
 from tests.processes import children_of
 
@@ -48,7 +48,7 @@ def _download(layout: LakeLayout, name: str, body: bytes) -> CompleteDownload:
 @contextmanager
 def _pool(folder: Path) -> Iterator[tuple[StoringPool, LakeLayout]]:
     layout = LakeLayout(folder)
-    ImageStore(layout).prepare()
+    incoming_folder(layout).mkdir(parents=True)
     pool = StoringPool(layout)
     try:
         yield pool, layout
