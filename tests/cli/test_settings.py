@@ -63,7 +63,7 @@ def test_includes_stand_in_the_interfaces_order(monkeypatch: pytest.MonkeyPatch)
         ("concurency = 3", r"unknown setting concurency \(scanlake.toml\), did you mean max_concurrency\?"),
         (
             'max_concurrency = "many"',
-            r"max_concurrency \(scanlake.toml\) must be a whole number of at least 1 and at most 512",
+            r"max_concurrency \(scanlake.toml\) must be a whole number from 1 to 512",
         ),
         ("max_concurrency = 1000000", "from 1 to 512"),
         ("max_concurrency = 0", "from 1 to 512"),
