@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
+from pipeline import worker_process
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.part_rows import (
     DefinitionIndex,
@@ -27,7 +28,6 @@ from pipeline.lake.part_rows import (
     select_tombstones,
 )
 from pipeline.lake.parts import RAW_TABLE, RowBuffer
-from pipeline.worker_process import WorkerProcess
 from schemas.tables import (
     BY_NAME,
     COMMIT_SEQ_COLUMN,
@@ -103,8 +103,8 @@ def run_here(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
 
 def run_beside(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
     """Run the tasks in a second process, while this one reads documents and writes rows."""
-    code = f"from {__name__} import FlattenTask, serve; serve(FlattenTask.run)"
-    with closing(WorkerProcess("flatten", code)) as worker, ThreadPoolExecutor(1) as thread:
+    code = f"from {__name__} import FlattenTask, worker_process; worker_process.serve(FlattenTask.run)"
+    with closing(worker_process.WorkerProcess("flatten", code)) as worker, ThreadPoolExecutor(1) as thread:
         pending: deque[Future[Any]] = deque()
         try:
             for task in tasks:
