@@ -156,7 +156,7 @@ def create_child_error(code: int, printed: Mapping[str, Any]) -> ScanlakeError:
     """Return the error that a child has ended with, from the object that it has printed about it."""
     message = str(printed.get("error") or f"The command ended with {code} and without a message.")
     error = ScanlakeError(message, hint=printed.get("hint"))
-    error.exit_code = most_severe([code])
+    error.exit_code = most_severe([code]) or ExitCode.FAILED  # also of one that succeeds without an answer
     return error
 
 

@@ -131,7 +131,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = INCLUDES
     lang: Annotated[
         str | None,
-        Meta(pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z]{2,4})?$"),
+        Meta(pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z]{2,4})?\Z"),
         "Language of the service's texts. Fixed once the lake contains files.",
         Rule("en", kind="a language such as en or pt-BR"),
     ] = None
@@ -198,7 +198,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     publish_after_sync: Annotated[
         bool, "Publish to `publish_to` after every sync. A failed publish fails no sync; the next one retries."
     ] = False
-    publish_images: Annotated[bool, "Also publish the images that the lake has."] = False
+    publish_images: Annotated[
+        bool, "Also publish the images that the lake has. A target that has some gets all in any case."
+    ] = False
     iceberg_location: Annotated[
         str | None,
         "URL below which the Iceberg tables are. Unset: the one of --iceberg, or as the catalog chooses. "
@@ -207,7 +209,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = None
     iceberg_namespace: Annotated[
         str,
-        Meta(pattern=r"^[a-z][a-z0-9_]{0,62}$"),
+        Meta(pattern=r"^[a-z][a-z0-9_]{0,62}\Z"),
         "Namespace of the Iceberg tables in the catalog. Each lake needs its own.",
         Rule(kind="a name of small letters, digits and _, with a letter first"),
     ] = "scanlake"
@@ -324,7 +326,7 @@ PATH_SETTINGS: Final = frozenset(name for name, setting in SETTINGS.items() if s
 def validate_settings(values: Mapping[str, Any], problems: list[tuple[str, str]]) -> Settings:
     """Return the settings with these values, and defaults for the others. Adds name and text of every problem.
 
-    The name is empty if settings do not go together. A wrong value is replaced by its default.
+    The name is empty if settings do not go together, which only right values show.
     """
     valid = {}
     for name, value in values.items():
@@ -333,7 +335,7 @@ def validate_settings(values: Mapping[str, Any], problems: list[tuple[str, str]]
         except (KeyError, ValueError) as error:
             problems.append((name, str(error)))
     try:
-        return Settings(**valid)
+        return Settings() if problems else Settings(**valid)
     except ValueError as error:
         problems.append(("", str(error)))
         return Settings()

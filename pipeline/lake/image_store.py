@@ -277,15 +277,16 @@ class IncomingFile:
         with translate_os_errors(target):
             self._path.chmod(READ_ONLY)
             self._path.rename(target)
-            self.discard()
+        self.discard()
         return CompleteDownload(target, key, sha256, self._size, mime, extension, now_us())
 
     def discard(self) -> None:
         """Close the file, and remove it unless it is complete."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
-            self._path.unlink(missing_ok=True)
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            with translate_os_errors(self._path):
+                os.close(handle)
+                self._path.unlink(missing_ok=True)
 
 
 def incoming_folder(layout: LakeLayout) -> Path:

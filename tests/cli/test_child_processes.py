@@ -15,9 +15,9 @@ from typing import Final
 import pytest
 from structlog.testing import capture_logs
 
-from pipeline.child_commands import run_maintenance, start_command
+from pipeline.child_commands import create_child_error, run_maintenance, start_command
 from pipeline.emulator import Emulator, ImageOptions
-from pipeline.errors import RunInterrupted
+from pipeline.errors import ExitCode, RunInterrupted
 from pipeline.lake.lake import Lake
 from pipeline.process import run_async
 from pipeline.sources import environment_of_source
@@ -25,6 +25,7 @@ from pipeline.worker_process import WorkerProcess
 from tests.conftest import CANARY
 from tests.forked_process import forked_children
 from tests.processes import children_of, executed, ran
+from tests.rows import every
 
 _WORKER: Final = "from pipeline.worker_process import serve; import time; serve(time.sleep)"
 _PARENT: Final = f"from pipeline.worker_process import WorkerProcess; WorkerProcess('slow', {_WORKER!r}).exchange(60)"
@@ -47,6 +48,12 @@ def wait_for_end(pid: int) -> None:
             os.kill(pid, 0)
             time.sleep(0.01)
         raise AssertionError(f"process {pid} goes on")
+
+
+@every(("ended", "code"), [(0, 1), (-9, 1), (7, 7), (70, 70), (99, 1)])
+def test_an_error_of_a_child_never_means_success(ended: int, code: int) -> None:
+    """The error has the child's exit code; a child that succeeds without an answer, or is killed, has failed."""
+    assert create_child_error(ended, {}).exit_code == ExitCode(code)
 
 
 def test_a_worker_ends_with_its_parent() -> None:

@@ -24,7 +24,7 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("--jsn status", "scanlake: No such option: --jsn. Did you mean --json? See `scanlake --help`."),
     ("images export --out", "Option '--out' requires an argument. See `scanlake images export --help`."),
     ("--lake", "scanlake: Option '--lake' requires an argument. See `scanlake --help`."),
-    ("status --runs many", "scanlake: Invalid value for '--runs': 'many' is not a valid number."),
+    ("status --runs many", "scanlake: Invalid value for '--runs': 'many' is not a valid whole number."),
     ("status extra", "scanlake: Got unexpected extra argument(s) (extra). See"),
     ("query --format xml x", "scanlake: Invalid value for '--format'"),
     ("emulator --port -1", "--port"),

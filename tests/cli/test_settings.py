@@ -61,10 +61,7 @@ def test_includes_stand_in_the_interfaces_order(monkeypatch: pytest.MonkeyPatch)
     ("text", "says"),
     [
         ("concurency = 3", r"unknown setting concurency \(scanlake.toml\), did you mean max_concurrency\?"),
-        (
-            'max_concurrency = "many"',
-            r"max_concurrency \(scanlake.toml\) must be a whole number from 1 to 512",
-        ),
+        ('max_concurrency = "many"', r"max_concurrency \(scanlake.toml\) must be a whole number from 1 to 512"),
         ("max_concurrency = 1000000", "from 1 to 512"),
         ("max_concurrency = 0", "from 1 to 512"),
         ("lookback_seconds = -1", "a number from 0 to 2,592,000"),
@@ -72,6 +69,9 @@ def test_includes_stand_in_the_interfaces_order(monkeypatch: pytest.MonkeyPatch)
         ('fetch_details = "sometimes"', "'changed', 'always' or 'never'"),
         ('includes = ["geocoding"]', "geocoding requires uploads; add uploads"),
         ('includes = ["images"]', "includes .* must be a list of 'uploads'"),
+        (r'lang = "en\n"', "a language such as en"),
+        (r'iceberg_namespace = "a\n"', "a name of small letters"),
+        ('publish_after_sync = true\npublish_to = "here"', r"^publish_to [^;]*$"),
         ('token = "abc"', "the token must not be in a settings file"),
         ("[sync]\nx = 1", "unknown setting sync"),
         ("a b c", r"not valid TOML \(at line 1, column 3\)"),

@@ -140,6 +140,17 @@ def test_a_large_body_that_is_asked_for_again(tmp_path: Path) -> None:
     assert done.path.exists()
 
 
+def test_a_file_that_cannot_be_removed_is_a_fault_of_the_disk(tmp_path: Path) -> None:
+    """Before another attempt, too: the client would take an `OSError` for the network, and blame the image host."""
+    file = IncomingFile(tmp_path)
+    file.write(b"half")
+    (path,) = tmp_path.iterdir()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StorageError):
+        file.reset()
+
+
 def test_a_worker_that_cannot_write_says_so(tmp_path: Path) -> None:
     """An error of the disk in a worker is a `StorageError` of the run; later the same download is stored."""
     with _pool(tmp_path) as (pool, layout):

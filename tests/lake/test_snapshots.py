@@ -126,6 +126,6 @@ def test_changes_between_two_snapshots(tmp_path: Path) -> None:
     assert [row["file_id"] for row in _change_of(lake, "--since", "2")] == [3]
     assert [row["file_id"] for row in _change_of(lake, "--since", "1", "--until", "2")] == [2]
     assert "--until is before --since." in told(lake, "changes", "--since", "2", "--until", "1", code=2)
-    assert "'soon' is not a valid number." in told(lake, "changes", "--since", "soon", code=2)
+    assert "'soon' is not a valid whole number." in told(lake, "changes", "--since", "soon", code=2)
     (lake / "snapshots" / "000001.duckdb").rename(tmp_path / "not-kept")
     assert "is not kept" in told(lake, "changes", "--since", "1", code=2)
