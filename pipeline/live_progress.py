@@ -31,7 +31,7 @@ class LiveProgress(Progress):
     """Shows a bar and a few lines at the bottom of the terminal; log lines scroll by above them."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, force_terminal=True)  # also if a variable of rich denies it
         self._spinner = Spinner("dots" if self._console.encoding.startswith("utf") else "line")
         self._live: Live | None = None
         self._total: int | None = None

@@ -119,10 +119,14 @@ async def test_a_person_sees_how_far_it_is(terminal: Terminal, tmp_path: Path) -
 
 
 async def test_ctrl_c_leaves_the_terminal_as_it_was(terminal: Terminal, tmp_path: Path) -> None:
-    """Stopped in the middle, the run shows the cursor again and says how to go on, in one line."""
+    """Stopped in the middle, the run shows the cursor again and says how to go on, in one line.
+
+    A variable of rich that denies the terminal leaves nobody without lines.
+    """
     async with Emulator(200, seed=5) as emulator:
         emulator.set_faults(latency_ms=60.0)
-        process = await terminal.begin(emulator, "sync", "--lake", str(tmp_path / "lake"), **SLOW)
+        lake = str(tmp_path / "lake")
+        process = await terminal.begin(emulator, "sync", "--lake", lake, **SLOW, TTY_COMPATIBLE="0")
         while emulator.counts["detail"] < 40:
             await asyncio.sleep(0.02)
         process.send_signal(signal.SIGINT)
