@@ -165,7 +165,7 @@ class PendingUpload(Struct, frozen=True):
 def upload_all(store: ObjectStore, uploads: Iterable[PendingUpload]) -> None:
     """Create the objects, many side by side. One that exists must be the same.
 
-    Raises `LakeCorruptedError` for a damaged file, `ForeignObjectError` for another object of the name, and
+    Raises `LakeCorruptedError` for a damaged or missing file, `ForeignObjectError` for another object of the name, and
     `PublishError`.
     """
     run_side_by_side(lambda upload: create_object(store, upload), uploads)
@@ -184,7 +184,10 @@ def run_side_by_side(function: Callable[[T], R], items: Iterable[T], *, threads:
 def create_object(store: ObjectStore, upload: PendingUpload) -> None:
     """Create one object, or find it there. Raises the errors of `upload_all`."""
     with translate_os_errors(upload.file):
-        is_whole = upload.file.stat().st_size == upload.bytes and sha256_file(upload.file) == upload.sha256
+        try:
+            is_whole = upload.file.stat().st_size == upload.bytes and sha256_file(upload.file) == upload.sha256
+        except FileNotFoundError:
+            raise LakeCorruptedError(f"{upload.file.name} is missing; it was not uploaded.") from None
     if not is_whole:
         raise LakeCorruptedError(f"{upload.file.name} differs from what was written; it was not uploaded.")
     if store.create(upload.path, upload.file, sha256=upload.sha256):

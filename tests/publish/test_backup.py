@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
 
+from pipeline.atomic_files import sha256_file
 from pipeline.errors import LakeCorruptedError, PublishConflictError, PublishError
 from pipeline.lake.lake import Lake
 from pipeline.lake.purge import purge
@@ -26,8 +28,6 @@ from tests.soaking import SOAKING
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pipeline.publish.object_store import ObjectStore
     from tests.images.image_harness import PicturedLakes
     from tests.publish.lake_history import History
@@ -227,6 +227,23 @@ def test_a_place_with_images_gets_all_of_them(pictured: PicturedLakes, tmp_path:
     assert (answer.code, answer.json["images_lost"]) == (9, {lost: "missing"})
     assert files_in(tmp_path / "restored").keys() == files_in(lake).keys() - {lost}
     assert checked(tmp_path / "restored", read_data=True).damage == []
+
+
+def test_a_missing_image_costs_itself_alone(pictured: PicturedLakes, tmp_path: Path) -> None:
+    """A place with images gets tables and all other images, also without the option; the exit code is 9, not 7."""
+    lake, target = copy_lake(pictured.half, tmp_path / "lake"), tmp_path / "target"
+    publish = ("publish", "--to", f"file://{tmp_path}/mirror")
+    told(lake, "backup", str(target), "--with-images")
+    told(lake, *publish, "--set", "publish_images=true")
+    shutil.rmtree(lake)
+    copy_lake(pictured.whole, lake)
+    lost = min(files_in(lake).keys() - files_in(target).keys())
+    (lake / lost).unlink()
+    for place, command in {target: ("backup", str(target)), tmp_path / "mirror": publish}.items():
+        refusal = told(lake, *command, "--quiet", code=9)
+        assert (refusal.count("\n"), f"{Path(lost).name} is missing" in refusal) == (1, True)
+        assert files_in(place) == files_in(lake)
+        assert sha256_file(place / "catalog.duckdb") == sha256_file(lake / "catalog.duckdb")
 
 
 def test_a_damaged_image_costs_itself_alone(pictured: PicturedLakes, tmp_path: Path) -> None:
