@@ -6,11 +6,13 @@ by a task and the rows of one part per table. The new parts are registered in on
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 
 _TASK_FILES: Final = 2_000  # 0.2 seconds of work; a cluster needs some milliseconds for a task
 _TASK_BYTES: Final = 32 * 1024**2  # of documents, decoded; only a single batch can exceed it
-_TASKS_AHEAD: Final = 2  # of the one whose rows are written
+_MAX_PROCESSES: Final = 3  # more would wait for the one that reads and writes
 _FILES_PER_PART: Final = 50_000
 _DEFINITIONS: Final = frozenset({WORKFLOW_DEFINITIONS.name, WORKFLOW_DEFINITION_STEPS.name})
 
@@ -102,26 +104,40 @@ def run_here(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
 
 
 def run_beside(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
-    """Run the tasks in a second process, while this one reads documents and writes rows."""
+    """Run the tasks in other processes, while this one reads documents and writes rows."""
     code = f"from {__name__} import FlattenTask, worker_process; worker_process.serve(FlattenTask.run)"
-    with closing(worker_process.WorkerProcess("flatten", code)) as worker, ThreadPoolExecutor(1) as thread:
-        pending: deque[Future[Any]] = deque()
+    count = min(_MAX_PROCESSES, os.cpu_count() or 1)
+    pending: deque[Future[FlattenedRows]] = deque()
+    with ExitStack() as stack:
+        new = partial(worker_process.WorkerProcess, "flatten", code)
+        workers = [stack.enter_context(closing(new())) for _ in range(count)]
+        idle = deque(workers)
+
+        def run(task: FlattenTask) -> Any:
+            worker = idle.popleft()
+            try:
+                return worker.exchange(task)
+            finally:
+                idle.append(worker)
+
+        threads = stack.enter_context(ThreadPoolExecutor(count))
         try:
             for task in tasks:
-                pending.append(thread.submit(worker.exchange, task))
-                if len(pending) > _TASKS_AHEAD:
+                pending.append(threads.submit(run, task))
+                if len(pending) > count:  # one waits
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
         finally:
-            thread.shutdown(wait=False, cancel_futures=True)
-            worker.kill()  # after an error it may be at work
+            threads.shutdown(wait=False, cancel_futures=True)
+            for worker in workers:
+                worker.kill()  # after an error it may be at work
 
 
 def rebuild(lake: Lake, run_tasks: RunTasks | None = None, *, damaged: Collection[str] = ()) -> RebuildResult:
     """Write the rows of all tables again as new parts, and publish them in a new snapshot.
 
-    Tasks run by `run_tasks`, by default in a second process if there are several. `damaged` are names of parts that
+    Tasks run by `run_tasks`, by default in other processes if there are several. `damaged` are names of parts that
     must not be read: definitions without a document are lost then. Raises `LakeCorruptedError` if documents/ has gaps;
     then nothing has changed.
     """
