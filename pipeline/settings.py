@@ -326,7 +326,7 @@ PATH_SETTINGS: Final = frozenset(name for name, setting in SETTINGS.items() if s
 def validate_settings(values: Mapping[str, Any], problems: list[tuple[str, str]]) -> Settings:
     """Return the settings with these values, and defaults for the others. Adds name and text of every problem.
 
-    The name is empty if settings do not go together, which only right values show.
+    The name is empty if settings do not go together. After a problem all settings are defaults.
     """
     valid = {}
     for name, value in values.items():

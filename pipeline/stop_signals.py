@@ -68,8 +68,11 @@ _POLL_SECONDS: Final = 0.1
 
 
 def name_parent(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process that this one starts, and that calls `end_with_parent`."""
-    return {**environment, _PARENT_VARIABLE: str(os.getpid())}
+    """Return the environment of a process that this one starts, and that calls `end_with_parent`.
+
+    Python imports nothing from the current folder there, where a module may have the name of one of ours.
+    """
+    return {**environment, _PARENT_VARIABLE: str(os.getpid()), "PYTHONSAFEPATH": "1"}
 
 
 def end_with_parent() -> None:

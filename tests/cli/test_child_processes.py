@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 from structlog.testing import capture_logs
 
-from pipeline.child_commands import create_child_error, run_maintenance, start_command
+from pipeline.child_commands import create_child_error, run_for_object, run_maintenance, start_command
 from pipeline.emulator import Emulator, ImageOptions
 from pipeline.errors import ExitCode, RunInterrupted
 from pipeline.lake.lake import Lake
@@ -100,6 +100,16 @@ async def test_a_child_has_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     for command, expected in (("sync", {"SCANLAKE_TOKEN_NORTH"}), ("status", set())):
         environment = environment_of_source("north", command)
         assert {name for name in environment if CANARY in environment[name]} == expected
+
+
+async def test_a_child_imports_nothing_of_the_current_folder(tmp_path: Path) -> None:
+    """A worker and a command run the program itself, whatever modules are in the folder that they are started in."""
+    for name in ("pipeline", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(99)")
+    worker = WorkerProcess("slow", _WORKER)
+    assert worker.exchange(0) is None
+    worker.close()
+    assert "settings" in await run_for_object(["settings"])
 
 
 def test_maintenance_that_meets_another_run_is_deferred(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
