@@ -22,17 +22,15 @@ _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
 def is_moment(value: Any) -> bool:
-    """Return whether the value is an instant (UTC without a zone) or the text of a date that exists."""
-    if isinstance(value, str):
-        return _DATE.fullmatch(value) is not None and parse_instant(value) is not None
-    return isinstance(value, datetime)
+    """Return whether the value is an instant (UTC without a zone), or the text of one or of a date."""
+    return isinstance(value, datetime) or (isinstance(value, str) and parse_instant(value) is not None)
 
 
 def format_moment(name: str, value: datetime | str) -> str:
     """Return the value of a time parameter. A date stays a date: the service reads it by the bound's own rule."""
-    if isinstance(value, str):
-        return value
-    instant = from_datetime(value)
+    if isinstance(value, str) and _DATE.fullmatch(value.strip()):
+        return value.strip()
+    instant = from_datetime(value) if isinstance(value, datetime) else parse_instant(value) or 0
     # The service reads whole seconds. Rounding widens the range, so no file drops out of it.
     return format_instant(instant + SECOND - 1 if name in _UPPER_BOUNDS else instant)
 

@@ -41,6 +41,20 @@ def test_every_parameter_is_spelled_as_the_interface_says() -> None:
     ]
 
 
+def test_a_time_may_be_text() -> None:
+    """A text is sent as the instant that it says; a date stays one."""
+    query = FileQuery(
+        enddate=" 2024-01-31", updated_start="2024-01-02 03:04:05.5", updated_end="2024-01-02T03:04:05.5+01:00"
+    )
+    assert query.parameters()[2:] == [
+        ("enddate", "2024-01-31"),
+        ("updated_start", "2024-01-02T03:04:05Z"), ("updated_end", "2024-01-02T02:04:06Z"),
+    ]  # fmt: skip
+    assert ("expires", "2024-01-02T03:04:05Z") in ShareRequest(
+        reference="A", expires="2024-01-02T03:04:05Z"
+    ).parameters()
+
+
 def test_a_fraction_of_a_second_widens_the_range() -> None:
     """The service takes whole seconds: a lower bound goes down, an upper bound goes up."""
     half = datetime(2024, 1, 1, 0, 0, 0, 500_000, tzinfo=UTC)
