@@ -11,8 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
-from functools import partial
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -109,8 +108,13 @@ def run_beside(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
     count = min(_MAX_PROCESSES, os.cpu_count() or 1)
     pending: deque[Future[FlattenedRows]] = deque()
     with ExitStack() as stack:
-        new = partial(worker_process.WorkerProcess, "flatten", code)
-        workers = [stack.enter_context(closing(new())) for _ in range(count)]
+        workers: list[worker_process.WorkerProcess] = []
+        with suppress(OSError):  # the system refuses a process, which is no fault of the documents
+            while len(workers) < count:
+                workers.append(stack.enter_context(closing(worker_process.WorkerProcess("flatten", code))))
+        if not workers:
+            yield from run_here(tasks)
+            return
         idle = deque(workers)
 
         def run(task: FlattenTask) -> Any:
@@ -120,11 +124,11 @@ def run_beside(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
             finally:
                 idle.append(worker)
 
-        threads = stack.enter_context(ThreadPoolExecutor(count))
+        threads = stack.enter_context(ThreadPoolExecutor(len(workers)))
         try:
             for task in tasks:
                 pending.append(threads.submit(run, task))
-                if len(pending) > count:  # one waits
+                if len(pending) > len(workers):  # one waits
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()

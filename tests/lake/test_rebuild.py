@@ -8,6 +8,7 @@ import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -111,6 +112,14 @@ def test_every_row_is_the_same(history: History, lake: Path, monkeypatch: pytest
         rebuilt(lake, run_and_fail)
     assert (rows(lake), sorted(lake.glob("tables/*/*"))) == (before, parts)
     assert checked(lake, read_data=True).damage == []
+
+
+def test_a_system_without_a_second_process(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system refuses a process one is enough, and nothing is said of the documents."""
+    monkeypatch.setattr(rebuild_module, "_TASK_FILES", 3)
+    monkeypatch.setattr(rebuild_module, "WorkerProcess", Mock(side_effect=BlockingIOError(11, "refused")))
+    before = rows(lake)
+    assert (rebuilt(lake).files, rows(lake)) == (len(before["files"]), before)
 
 
 async def test_a_column_declared_later_is_filled(history: History, tmp_path: Path) -> None:
