@@ -255,11 +255,15 @@ def _read_file(path: Path | None) -> tuple[dict[str, Any], dict[str, dict[str, A
     for values in (top, *tables.values()):
         if "token" in values:
             raise SettingsError(f"{path}: the token must not be in a settings file.", hint=token_hint())
-        for name in PATH_SETTINGS:
-            if isinstance(values.get(name), str):
-                if not values[name].strip():
-                    raise SettingsError(f"{name} ({path}) is empty.", hint="Set a path, or delete the line.")
-                values[name] = path.parent / Path(values[name]).expanduser()
+        for name in PATH_SETTINGS & values.keys():
+            text = values[name]
+            if not isinstance(text, str) or not text.strip() or "\0" in text:
+                problem = "is empty" if isinstance(text, str) and not text.strip() else "must be a path"
+                raise SettingsError(f"{name} ({path}) {problem}.", hint="Set a path, or delete the line.")
+            try:
+                values[name] = path.parent / Path(text).expanduser()
+            except RuntimeError:
+                raise SettingsError(f"{name} ({path}): ~ is no known folder.", hint="Write the whole path.") from None
     return top, tables
 
 

@@ -112,6 +112,11 @@ async def test_a_child_imports_nothing_of_the_current_folder(tmp_path: Path) -> 
     assert "settings" in await run_for_object(["settings"])
 
 
+def test_an_error_of_a_child_is_no_success() -> None:
+    """A child that ended with 0 and printed no object has failed, as one that was killed has."""
+    assert [create_child_error(code, {}).exit_code for code in (0, -9, 3)] == [1, 1, 3]
+
+
 def test_maintenance_that_meets_another_run_is_deferred(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """While another run holds the lake maintenance is deferred without a warning; any other failure is one."""
     with Lake(tmp_path / "lake", doing="test"), forked_children(), capture_logs() as events:
