@@ -98,6 +98,7 @@ class Client:
         self._body_reader = BodyReader(options, self.stats)
         self.clock = ServiceClock()
         self.has_announced_next = False  # a list has had a next page: its counts and links mean something
+        self.has_linked_next = False  # by a link, whatever the counts are
         self._runner = CallRunner.create(
             self._send, options, self.stats, self._redactor, learned=learned, time_source=time_source
         )
@@ -154,6 +155,7 @@ class Client:
         url = self._build_url(self._files_url, parameters)
         result = await self._runner.run(ApiCall("GET /files", url, partial(parse_list, requested_page=page)))
         self.has_announced_next |= bool(result.has_next)
+        self.has_linked_next |= bool(result.has_next_link)
         return result
 
     async def iter_pages(self, query: FileQuery) -> AsyncGenerator[ListPage, None]:

@@ -114,8 +114,10 @@ class PageReader:
             page = page.without_counts()
         if page.items and (page.has_next or len(page.items) >= query.page_size):
             self._page_caps[_page_kind(query)] = len(page.items)
-        is_full = page.has_next_link is None and len(page.items) >= self._full_size(query)
-        if page.has_next is False and (is_full or not self._client.has_announced_next):
+        client = self._client
+        shows_end = client.has_linked_next if self._counts_are_wrong else client.has_announced_next
+        is_full = not client.has_linked_next and len(page.items) >= self._full_size(query)
+        if page.has_next is False and (is_full or not shows_end):
             # A link that is always null means as little as no link. A total may count the page alone, or too few files.
             return replace(page, has_next=None)
         return page

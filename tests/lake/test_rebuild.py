@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline import worker_process
 from pipeline.atomic_files import sha256_file
 from pipeline.errors import LakeCorruptedError, ScanlakeError
 from pipeline.findings import Severity
@@ -117,7 +118,7 @@ def test_every_row_is_the_same(history: History, lake: Path, monkeypatch: pytest
 def test_a_system_without_a_second_process(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system refuses a process one is enough, and nothing is said of the documents."""
     monkeypatch.setattr(rebuild_module, "_TASK_FILES", 3)
-    monkeypatch.setattr(rebuild_module, "WorkerProcess", Mock(side_effect=BlockingIOError(11, "refused")))
+    monkeypatch.setattr(worker_process, "WorkerProcess", Mock(side_effect=BlockingIOError(11, "refused")))
     before = rows(lake)
     assert (rebuilt(lake).files, rows(lake)) == (len(before["files"]), before)
 
