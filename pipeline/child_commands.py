@@ -39,10 +39,7 @@ class ChildResult(Struct, frozen=True):
 
 
 async def run_command(
-    argv: Sequence[str],
-    *,
-    on_line: Callable[[str], None],
-    variables: Mapping[str, str] | None = None,
+    argv: Sequence[str], *, on_line: Callable[[str], None], variables: Mapping[str, str] | None = None
 ) -> ChildResult:
     """Run `scanlake ARGV` to its end, and keep the last 64 MB of its output.
 

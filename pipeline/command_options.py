@@ -97,8 +97,7 @@ class GlobalOptions(Struct, frozen=True):
         _option("--config", help="Settings file. Default: SCANLAKE_CONFIG, or ./scanlake.toml.", **_PATH_OPTION),
     ] = None
     source: Annotated[
-        str | None,
-        _option("--source", metavar="NAME", help="Source in the settings file. Default: SCANLAKE_SOURCE."),
+        str | None, _option("--source", metavar="NAME", help="Source in the settings file. Default: SCANLAKE_SOURCE.")
     ] = None
     lake: Annotated[
         Path | None,

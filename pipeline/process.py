@@ -81,8 +81,7 @@ async def _cancel_on_signal(work: Coroutine[Any, Any, _Result], handled: Sequenc
         return await task
     except asyncio.CancelledError:
         raise RunInterrupted(
-            "Stopped on request: all complete batches are committed.",
-            hint="Run the same command again to continue.",
+            "Stopped on request: all complete batches are committed.", hint="Run the same command again to continue."
         ) from None
     finally:
         for number in handled:

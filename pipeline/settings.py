@@ -107,8 +107,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     token: Annotated[Secret | None, "Token of the service. Only from SCANLAKE_TOKEN."] = None
     token_file: Annotated[Path | None, "File that contains only the token.", Rule("/etc/scanlake/token")] = None
     token_location: Annotated[
-        Literal["query", "header"],
-        'Where the token is sent: "query" (as the API describes) or "header" (not in URLs).',
+        Literal["query", "header"], 'Where the token is sent: "query" (as the API describes) or "header" (not in URLs).'
     ] = "query"  # noqa: S105 - a place, not a token
     lake: Annotated[
         Path,

@@ -12,16 +12,7 @@ from pipeline.client.probe import check_service
 from pipeline.command_options import Excludes, ReadDataOption, Requires
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
-from pipeline.findings import (
-    CheckResult,
-    Finding,
-    collect,
-    error,
-    format_finding,
-    from_error,
-    ok,
-    skipped,
-)
+from pipeline.findings import CheckResult, Finding, collect, error, format_finding, from_error, ok, skipped
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import has_catalog
 from pipeline.maintenance.repair import check_folder, check_lake, check_permissions

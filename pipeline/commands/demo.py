@@ -140,11 +140,7 @@ def _reset_folder(folder: Path) -> None:
 async def _scanlake(service: _Service, lake: Path, *arguments: str) -> None:
     """Run a command in a separate process, as a user does, and print its output without its log."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SCANLAKE_")}
-    environment |= {
-        "SCANLAKE_BASE_URL": service.base_url,
-        "SCANLAKE_TOKEN": service.token,
-        "SCANLAKE_LAKE": str(lake),
-    }
+    environment |= {"SCANLAKE_BASE_URL": service.base_url, "SCANLAKE_TOKEN": service.token, "SCANLAKE_LAKE": str(lake)}
     _print(f"   $ scanlake {shlex.join(arguments)}")
     result = await run_command(arguments, variables=environment, on_line=lambda _: None)
     if result.code:

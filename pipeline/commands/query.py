@@ -76,8 +76,7 @@ def run(
         typer.Option("--format", help="Output format. Default: by the extension of --out, otherwise table."),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Write or replace this file; - is standard output."),
+        Path | None, typer.Option("--out", "-o", help="Write or replace this file; - is standard output.")
     ] = None,
     no_formula_escape: Annotated[
         bool, typer.Option("--no-formula-escape", help="Write CSV values unchanged, also spreadsheet formulas.")

@@ -41,12 +41,7 @@ def run(
     context: CommandContext,
     *,
     number: Annotated[
-        int | None,
-        typer.Argument(
-            metavar="[N]",
-            min=1,
-            help="Number of the snapshot (see `scanlake snapshots`).",
-        ),
+        int | None, typer.Argument(metavar="[N]", min=1, help="Number of the snapshot (see `scanlake snapshots`).")
     ] = None,
     undo: Annotated[bool, typer.Option("--undo", help="Allow syncs again.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Roll back without confirmation."), Excludes("--undo")] = False,

@@ -48,8 +48,7 @@ def run(
     context: CommandContext,
     *,
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="Table or view to describe. Default: list all."),
+        str | None, typer.Argument(metavar="NAME", help="Table or view to describe. Default: list all.")
     ] = None,
 ) -> ExitCode:
     """List the tables and views, or describe one.

@@ -48,10 +48,7 @@ def run(
     require_base_url(settings)
     token = context.token(settings)
     mode = VerifyMode(
-        check_only=dry_run,
-        accept_deletions=accept_deletions,
-        accept_new_base_url=accept_new_base_url,
-        deep=deep,
+        check_only=dry_run, accept_deletions=accept_deletions, accept_new_base_url=accept_new_base_url, deep=deep
     )
     with open_writable_lake(settings, "verify") as lake:
         result = run_async(verify(lake, settings, token, mode, context.progress()))

@@ -238,14 +238,7 @@ def _create_empty(path: Path, layout: LakeLayout) -> DeltaBase:
         create_table(db, f"main.{IMAGES_TABLE}", IMAGES_COMMENT, IMAGE_COLUMNS)
         create_meta(db)
         views = write_views(db, FIXED_VIEWS, {})
-    base = DeltaBase(
-        commit_seq=0,
-        format=catalog_format,
-        views=views,
-        built_rows=0,
-        built_bytes=0,
-        replaced_rows=0,
-    )
+    base = DeltaBase(commit_seq=0, format=catalog_format, views=views, built_rows=0, built_bytes=0, replaced_rows=0)
     _empty_catalogs[catalog_format] = path.read_bytes(), base
     return base
 

@@ -54,12 +54,7 @@ def select_tables(db: duckdb.DuckDBPyConnection, names: Sequence[str]) -> tuple[
 
 
 def run_export(
-    db: duckdb.DuckDBPyConnection,
-    target: Path,
-    format_: str,
-    tables: Sequence[str],
-    *,
-    escape_formulas: bool = True,
+    db: duckdb.DuckDBPyConnection, target: Path, format_: str, tables: Sequence[str], *, escape_formulas: bool = True
 ) -> dict[str, int]:
     """Write `target`: a file that does not exist, or a folder that is empty or does not exist. Return rows by table.
 

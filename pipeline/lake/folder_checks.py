@@ -75,8 +75,5 @@ def require_lake(lake: Path) -> LakeLayout:
     if kind is FolderKind.EMPTY:
         raise SettingsError(f"No lake at {layout.root}.", hint="Run `scanlake sync` first, or correct --lake.")
     if kind is FolderKind.LAKE_WITHOUT_LEDGER:
-        raise LakeCorruptedError(
-            f"{layout.ledger}: {describe_ledger(layout.ledger, identity)}.",
-            hint=REBUILD_HINT,
-        )
+        raise LakeCorruptedError(f"{layout.ledger}: {describe_ledger(layout.ledger, identity)}.", hint=REBUILD_HINT)
     return layout

@@ -29,13 +29,7 @@ from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.layout import list_snapshots
 from pipeline.lake.ledger import insert_all, replace_parts, require_publish, set_properties
 from pipeline.lake.part_rows import read_references
-from pipeline.lake.parts import (
-    RAW_TABLE,
-    check_part_intact,
-    merged_part_name,
-    part_schema,
-    write_batches,
-)
+from pipeline.lake.parts import RAW_TABLE, check_part_intact, merged_part_name, part_schema, write_batches
 from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FILES, RAW
 

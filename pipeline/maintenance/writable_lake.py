@@ -19,12 +19,7 @@ def open_writable_lake(
 
     A new lake is made once the service has accepted `token`: a wrong address or token leaves no folder.
     """
-    lake = Lake(
-        settings.lake,
-        doing=doing,
-        must_exist=must_exist,
-        **options,
-    )
+    lake = Lake(settings.lake, doing=doing, must_exist=must_exist, **options)
     if token is not None and lake.is_new:
         run_async(probe_service(settings, token, is_quick=False))
     return lake

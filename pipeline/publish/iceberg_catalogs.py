@@ -252,10 +252,7 @@ class SqlTables(CatalogTables):
             raise _conflict(state.name)
 
     def _conditions(self) -> tuple[Any, ...]:
-        return (
-            IcebergTables.catalog_name == self._catalog.name,
-            IcebergTables.table_namespace == self._namespace,
-        )
+        return (IcebergTables.catalog_name == self._catalog.name, IcebergTables.table_namespace == self._namespace)
 
 
 def _load_state(io: StoreFileIO, name: str, location: str) -> TableState:

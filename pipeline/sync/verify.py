@@ -23,12 +23,7 @@ from pipeline.lake.ledger_queries import VerificationRecord
 from pipeline.lake.part_rows import read_details
 from pipeline.logs import log
 from pipeline.sync.crawl_runner import crawl_options
-from pipeline.sync.differences import (
-    Differences,
-    has_lost_too_many,
-    select_rotating_share,
-    shrunken_list_error,
-)
+from pipeline.sync.differences import Differences, has_lost_too_many, select_rotating_share, shrunken_list_error
 from pipeline.sync.run import open_run
 from schemas.file_query import MAX_LIMIT
 from schemas.file_versions import Tombstone, same_content
