@@ -178,7 +178,7 @@ def _read_page(members: Mapping[str, Any], items: tuple[ListItem, ...], requeste
     hints = [link]
     if last is not None:
         hints.append(current < last)
-    # Without a page size nothing tells how many files the pages before had.
+    # Without a page size it is unknown how many files the pages before had.
     if total is not None and (current == 1 or size is not None or to is not None):
         hints.append(total > listed)
     known_hints = [hint for hint in hints if hint is not None]
