@@ -38,7 +38,7 @@ class Run:
         self.seconds = 0.0
         self.problem = ""
         self.incoming = incoming_folder(LakeLayout(folder))
-        self.incoming.mkdir(parents=True)
+        self.incoming.mkdir(parents=True, exist_ok=True)
         self._settings = Settings(base_url="http://127.0.0.1:8", lake=folder)
         keys = [ImageKey(number, number, ImageKind.IMAGE) for number in range(_IMAGES)]
         self._pages = [[WorkItem(key, f"{address}/{key.file_id}") for key in keys]]
