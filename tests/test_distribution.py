@@ -76,4 +76,4 @@ def test_the_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:
     assert call(scanlake, "settings", "--template") == template
     unit = environment / "share" / "scanlake" / "systemd" / "scanlake.service"
     assert "scanlake sync --log-json" in unit.read_text()
-    assert "uploads" in call(scanlake, "tables")
+    assert "--full" in call(scanlake, "sync", "--help")
