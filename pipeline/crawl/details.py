@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _MIN_DELETIONS_TO_SUSPECT: Final = 50
 _SUSPICIOUS_DELETION_DIVISOR: Final = 20  # more than one deletion in so many files is suspicious
 _MAX_PROBES: Final = 5
+_STAMP_SECONDS: Final = 2  # of one timestamp, by a clock that is known to a second
 _PROBE_PAGE_SIZE: Final = 50
 
 
@@ -158,10 +159,10 @@ class DetailFetcher:
 
     def _build_version(self, key: int, item: ListItem, detail: Detail | None, *, timestamps_agree: bool) -> FileVersion:
         fetched_at = self._now_us()
-        # A list with few includes does not show a second change within the second of the timestamp.
-        no_hidden_change = self._list_shows_every_change or (
-            item.updated_at is not None and fetched_at - item.updated_at > self._options.settle_seconds * SECOND
-        )
+        # A list with few includes does not show a second change within the second of the timestamp. One with all shows
+        # it, unless a third takes it back: the detail of the second would stay with a list item that is as before.
+        quiet_seconds = _STAMP_SECONDS if self._list_shows_every_change else self._options.settle_seconds
+        no_hidden_change = item.updated_at is not None and fetched_at - item.updated_at > quiet_seconds * SECOND
         return FileVersion(
             file_id=key,
             list_item=item.raw,
@@ -169,7 +170,7 @@ class DetailFetcher:
             updated_at=item.updated_at,
             fetched_at=fetched_at,
             fetch_signature=self._fetch_signature,
-            is_stable=timestamps_agree and no_hidden_change and item.updated_at is not None,
+            is_stable=timestamps_agree and no_hidden_change,
             instance=item.instance_id,
         )
 

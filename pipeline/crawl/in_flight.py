@@ -228,7 +228,7 @@ class InFlightFiles:
         if is_same or latest is not task:
             latest.windows.append(window)
         else:
-            newest = max(task.item, item, key=lambda listed: listed.updated_at or 0)
+            newest = max(item, task.item, key=lambda listed: listed.updated_at or 0)
             task.followup = FetchTask(task.key, newest, [window], must_relist=True)
         window.pending_files += 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, Final, Literal
 
 import pytest
@@ -45,6 +46,9 @@ async def test_only_changes_are_fetched(lake: FakeLake) -> None:
     async with Emulator(150, seed=SEED) as emulator:
         assert (await run_crawl(emulator, lake)).details == 150
         emulator.world.update(emulator.world.pick_random(10))
+        emulator.world.clock.advance(
+            3
+        )  # files that may still change within the second of their timestamp are read again
         assert (await run_crawl(emulator, lake)).details == 10
         unchanged = await run_crawl(emulator, lake)
         assert (unchanged.details, unchanged.stats.details_fetched) == (0, 0)
@@ -61,6 +65,29 @@ async def test_a_change_within_the_second_of_the_timestamp(lake: FakeLake) -> No
         assert (await run_crawl(emulator, lake)).details == 60
         emulator.world.edit(key, "add-form")
         assert (await run_crawl(emulator, lake)).details == 1
+        assert differences(emulator, lake) == []
+
+
+async def test_a_change_that_is_taken_back_within_the_second(lake: FakeLake) -> None:
+    """A detail with a change that no list shows is fetched again, although list item and timestamp are equal."""
+    async with Emulator(20, seed=SEED) as emulator:
+        world = emulator.world
+        key = next(key for key, record in world.records.items() if not record.closed)
+        world.clock.set(world.clock.now())
+        world.update([key])
+        former = deepcopy(world.records[key])
+
+        def change(endpoint: str) -> None:
+            if endpoint == "detail":
+                emulator.on_request = None
+                world.close([key])
+
+        emulator.on_request = change
+        await run_crawl(emulator, lake)
+        world.records[key] = former
+        assert differences(emulator, lake) == [f"{key} has an old detail"]
+        world.clock.advance(60)
+        await run_crawl(emulator, lake)
         assert differences(emulator, lake) == []
 
 

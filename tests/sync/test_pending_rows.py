@@ -108,6 +108,7 @@ async def test_killed_again_and_again(lake: Path, monkeypatch: pytest.MonkeyPatc
     async with Emulator(40, seed=SEED) as emulator:
         await synced(emulator, lake)
         emulator.world.update(emulator.world.pick_random(30))
+        emulator.world.clock.advance(3)
         with monkeypatch.context() as patch:
             patch.setattr(Ledger, "add_rows", partial(fail, StorageError("No space left on device.")))
             with pytest.raises(StorageError):

@@ -124,6 +124,7 @@ async def test_another_tenant_is_refused(lake: Path, monkeypatch: pytest.MonkeyP
         assert asked(lake, VERSIONS) == [(1, FILES, 0)]
         emulator.lies = [Lie("detail: second")]
         new += world.create(2)
+        world.clock.advance(3)
         await synced(emulator, lake)
         world.update(new)
         asked_before = emulator.counts["detail"]
