@@ -50,6 +50,14 @@ def wait_for_end(pid: int) -> None:
         raise AssertionError(f"process {pid} goes on")
 
 
+def read_environment(pid: int) -> bytes:
+    """Return the environment of a process that is starting: empty while the program is loaded."""
+    end = time.monotonic() + _END_SECONDS
+    while not (environment := Path(f"/proc/{pid}/environ").read_bytes()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return environment
+
+
 @every(("ended", "code"), [(0, 1), (-9, 1), (7, 7), (70, 70), (99, 1)])
 def test_an_error_of_a_child_never_means_success(ended: int, code: int) -> None:
     """The error has the child's exit code; a child that succeeds without an answer, or is killed, has failed."""
@@ -93,7 +101,7 @@ async def test_a_child_has_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = WorkerProcess("slow", _WORKER)
     async with start_command(["query", "-"], on_line=print):  # it waits: at its end it has no environment
         children = set(children_of(os.getpid())) - before
-        environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in children]  # noqa: ASYNC240 - in memory
+        environments = [await asyncio.to_thread(read_environment, pid) for pid in children]
     worker.close()
     assert [CANARY.encode() in environment for environment in environments] == [False, False]
     assert all(b"SCANLAKE_TOKEN_FILE=token" in environment for environment in environments)
