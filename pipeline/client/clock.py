@@ -91,6 +91,9 @@ class ServiceClock:
     @property
     def seconds_ahead(self) -> float | None:
         """How far the service's `Date` is ahead of this machine's clock; None before the first valid `Date`."""
-        if not self._offsets:
-            return None
-        return (median_low(self._offsets) + int(self._monotonic() * SECOND) - self._local_now()) / SECOND
+        return None if not self._offsets else self.seconds_since(self._local_now())
+
+    def seconds_since(self, instant: int) -> float:
+        """Return the age of a timestamp by the service's `Date`, however wrong this machine's clock is; seconds."""
+        monotonic = int(self._monotonic() * SECOND)
+        return ((median_low(self._offsets) + monotonic if self._offsets else self._local_now()) - instant) / SECOND

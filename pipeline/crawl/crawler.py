@@ -24,7 +24,7 @@ from pipeline.formatting import pluralize
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from pipeline.client.client import Client
     from pipeline.crawl.batcher import Sink
@@ -42,21 +42,15 @@ _MAX_CALLS_PER_FILE: Final = 20  # a file may have to be searched for by its ref
 class Crawler:
     """One crawl over a set of windows. `run` may be called once."""
 
-    def __init__(
-        self, client: Client, options: CrawlOptions, *, run_id: str, lookup: LookupVersions, now_us: Callable[[], int]
-    ) -> None:
-        """Create the stages.
-
-        `lookup` returns what the lake has stored of some files. `now_us` is the service's clock in microseconds.
-        """
+    def __init__(self, client: Client, options: CrawlOptions, *, run_id: str, lookup: LookupVersions) -> None:
+        """Create the stages. `lookup` returns what the lake has stored of some files."""
         self.stats = CrawlStats()
         self._options = options
-        self._now_us = now_us
-        self._client = client
+        self._client, self._clock = client, client.clock
         self._calls_before = client.stats.list
         self._free_calls = _FREE_CALLS
-        self._reader = WindowReader(client, options, lambda: now_us() // SECOND)
-        self._fetcher = DetailFetcher(client, options, self._reader, now_us)
+        self._reader = WindowReader(client, options, lambda: self._clock.now_or_local() // SECOND)
+        self._fetcher = DetailFetcher(client, options, self._reader)
         self._in_flight = InFlightFiles(options, self.stats, run_id=run_id, lookup=lookup)
 
     async def run(
@@ -144,7 +138,7 @@ class Crawler:
     async def _list(self, window: Window, batcher: Batcher) -> tuple[Window, ...]:
         self._check_list_calls()
         # The service reads its list between request and answer; the earlier instant is the safe one.
-        requested_us = self._now_us()
+        requested_us = self._clock.now_or_local()
         result = await self._reader.read(window)
         pending = ListedWindow(window, requested_us, is_consistent=result.is_consistent)
         self.stats.windows += not result.sub_windows
@@ -177,7 +171,7 @@ class Crawler:
                 group.create_task(refetch_files())
 
     async def _refetch(self, request: RefetchRequest, batcher: Batcher) -> None:
-        key, pending = request.file_id, ListedWindow(ALL_TIME, self._now_us())
+        key, pending = request.file_id, ListedWindow(ALL_TIME, self._clock.now_or_local())
         item = await self._reader.find_item(key, request.reference, request.updated_at)
         if item is None and request.document is not None:
             # The list no longer contains the file; the call by id shows whether it was deleted.

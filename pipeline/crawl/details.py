@@ -11,11 +11,9 @@ from pipeline.crawl.models import parse_reference
 from pipeline.errors import ProtocolError
 from schemas.file_query import FileQuery
 from schemas.file_versions import FileVersion, Reject, Tombstone
-from schemas.timestamps import SECOND, is_same_instant
+from schemas.timestamps import is_same_instant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pipeline.client.client import Client
     from pipeline.client.protocol import ListItem
     from pipeline.crawl.listing import WindowReader
@@ -54,13 +52,12 @@ class FetchResult(NamedTuple):
 class DetailFetcher:
     """Fetches the details of list items."""
 
-    def __init__(self, client: Client, options: CrawlOptions, reader: WindowReader, now_us: Callable[[], int]) -> None:
-        self._client = client
+    def __init__(self, client: Client, options: CrawlOptions, reader: WindowReader) -> None:
+        self._client, self._clock = client, client.clock
         self._options = options
         self._fetch_signature = options.fetch_signature
         self._list_shows_every_change = options.list_shows_every_change
         self._reader = reader
-        self._now_us = now_us
         self._succeeded = 0  # details received
         self._missing = 0  # listed files that were not found by id
         self._last_success_key: int | None = None
@@ -115,7 +112,7 @@ class DetailFetcher:
             detail = await self._get_file(key)
         except RetriesExhaustedError:
             return None
-        return Tombstone(key, self._now_us(), detail.evidence) if isinstance(detail, NotFound) else None
+        return Tombstone(key, self._clock.now_or_local(), detail.evidence) if isinstance(detail, NotFound) else None
 
     async def _confirm_service_is_up(self, key: int, failure: RetriesExhaustedError) -> None:
         """Return if another file's detail can be fetched after the failure of `key`; else raise `failure`."""
@@ -154,23 +151,22 @@ class DetailFetcher:
             )
         listed = await self._reader.find_item(key, parse_reference(item.raw), item.updated_at)
         if listed is None:
-            return FetchResult(None, tombstone=Tombstone(key, self._now_us(), missing.evidence))
+            return FetchResult(None, tombstone=Tombstone(key, self._clock.now_or_local(), missing.evidence))
         return self._keep_list_item_only(key, listed, f"detail: not found by id ({missing.evidence}), but still listed")
 
     def _build_version(self, key: int, item: ListItem, detail: Detail | None, *, timestamps_agree: bool) -> FileVersion:
-        fetched_at = self._now_us()
         # A list with few includes does not show a second change within the second of the timestamp. One with all shows
         # it, unless a third takes it back: the detail of the second would stay with a list item that is as before.
         quiet_seconds = _STAMP_SECONDS if self._list_shows_every_change else self._options.settle_seconds
-        no_hidden_change = item.updated_at is not None and fetched_at - item.updated_at > quiet_seconds * SECOND
+        age = None if item.updated_at is None else self._clock.seconds_since(item.updated_at)
         return FileVersion(
             file_id=key,
             list_item=item.raw,
             detail=None if detail is None else detail.raw,
             updated_at=item.updated_at,
-            fetched_at=fetched_at,
+            fetched_at=self._clock.now_or_local(),
             fetch_signature=self._fetch_signature,
-            is_stable=timestamps_agree and no_hidden_change,
+            is_stable=timestamps_agree and age is not None and age > quiet_seconds,
             instance=item.instance_id,
         )
 

@@ -90,8 +90,7 @@ class CrawlRunner:
             self.unproven += [completed.window for completed in batch.windows if not completed.is_consistent]
             await sink(batch)
 
-        clock = self._client.clock
-        crawler = Crawler(self._client, options, run_id=self._run_id, lookup=lookup, now_us=clock.now_or_local)
+        crawler = Crawler(self._client, options, run_id=self._run_id, lookup=lookup)
         earlier, self.stats, self.unproven = self.stats, crawler.stats, []
         # A file that is updated during the crawl moves to the newest window, so that window is read again at the end.
         newest = Window(target, None) if any(window.end is None for window in windows) else None

@@ -191,7 +191,6 @@ async def run_crawl(
     lake.runs += 1
     run_id = f"run-{lake.runs}"
     await client.list_files(FileQuery(limit=1))
-    now_us = client.clock.now_or_local
     service_now = client.clock.now()
     target = fix_target(
         None if service_now is None else service_now // SECOND,
@@ -213,7 +212,7 @@ async def run_crawl(
     def create_crawler(identity: Identity) -> Crawler:
         lake.identity = identity
         crawl_options = replace(options, identity=identity)
-        return Crawler(client, crawl_options, run_id=run_id, lookup=lake.lookup, now_us=now_us)
+        return Crawler(client, crawl_options, run_id=run_id, lookup=lake.lookup)
 
     crawl = create_crawler(lake.identity)
     with _recorded(lake):

@@ -228,7 +228,7 @@ async def test_a_list_without_an_end(case: str, monkeypatch: pytest.MonkeyPatch)
 
     for window, message in ((ALL_TIME, "GET /files"), (Window(_SECOND - 1, _SECOND + 2), f"GET /files: {reason}")):
         async with scripted(respond) as server, Client(server.base, "secret") as client:
-            crawl = Crawler(client, LIST_ONLY, run_id="r", lookup=know_nothing, now_us=lambda: 1_800_000_000 * SECOND)
+            crawl = Crawler(client, LIST_ONLY, run_id="r", lookup=know_nothing)
             with pytest.raises(ProtocolError, match=message):
                 await crawl.run([window], _nowhere)
             assert len(server.asked) < 50, case

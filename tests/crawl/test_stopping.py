@@ -15,7 +15,6 @@ from pipeline.crawl.crawler import Crawler
 from pipeline.crawl.windows import ALL_TIME
 from pipeline.emulator import Emulator
 from pipeline.errors import StorageError
-from schemas.timestamps import SECOND
 from tests.crawl.crawl_harness import (
     LIST_ONLY,
     WITH_DETAILS,
@@ -147,7 +146,7 @@ async def test_a_lookup_that_fails_during_a_commit() -> None:
             return {}
 
         options = replace(_SMALL, workers=2)
-        crawl = Crawler(client, options, run_id="r", lookup=lookup, now_us=lambda: 1_900_000_000 * SECOND)  # type: ignore[arg-type]
+        crawl = Crawler(client, options, run_id="r", lookup=lookup)  # type: ignore[arg-type]
         with pytest.raises(StorageError, match="cannot be read"):
             await crawl.run([ALL_TIME], sink)
         assert sink.numbers("committed") == sink.numbers("commit") != []

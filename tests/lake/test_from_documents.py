@@ -111,6 +111,7 @@ async def test_ids_that_turned_out_to_be_shared(tmp_path: Path) -> None:
         emulator.world.delete(hidden)  # one instance each: nothing shows that ids are shared
         await synced(emulator, made)
         emulator.world.restore(hidden, stamp=True)
+        emulator.world.clock.advance(3)  # past their second
         await synced(emulator, made)
         with Lake(copy_lake(made, merged), doing="compaction") as held:
             compact_all(held, Settings(lake=merged))

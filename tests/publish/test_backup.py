@@ -49,6 +49,7 @@ async def test_a_backup_becomes_a_lake_again(store: ObjectStore, tmp_path: Path)
         assert first.uploaded > 5
         assert backed_up(lake, store).uploaded == 0
         emulator.world.update(emulator.world.pick_random(3))
+        emulator.world.clock.advance(3)  # past their second
         await synced(emulator, lake)
         second = backed_up(lake, store)
         assert 0 < second.uploaded < first.uploaded
