@@ -7,7 +7,7 @@ import typer
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.images.download import fetch_images, plan_images, publish_images
+from pipeline.images.download import fetch_images, plan_images
 from pipeline.images.image_writer import ImageSummary
 from pipeline.images.work_list import ImageSelection, WorkCounts
 from pipeline.lake.folder_checks import require_lake
@@ -56,10 +56,7 @@ def run(
         return context.print_result(counts, _format_plan(counts))
     token = context.token(settings)
     with open_writable_lake(settings, "images") as lake:
-        try:
-            summary = fetch_images(lake, settings, token, selection, context.progress())
-        finally:
-            publish_images(lake)
+        summary = fetch_images(lake, settings, token, selection, context.progress())
     code = ExitCode.REJECTS if summary.has_new_rejects else ExitCode.OK
     return context.print_result(summary, "" if context.quiet else format_summary(summary), code)
 

@@ -329,7 +329,7 @@ def plan_images(settings: Settings, selection: ImageSelection) -> WorkCounts:
         return _create_work_list(catalog, settings, selection).select()
 
 
-def publish_images(lake: Lake) -> None:
+def _publish_images(lake: Lake) -> None:
     """Publish the rows of pictures that the catalog lacks, also those of a run that was killed."""
     base = lake.ledger.properties.delta_base
     if last_image_change(lake.ledger) != (0 if base is None else base.get("image_change", 0)):
@@ -339,7 +339,7 @@ def publish_images(lake: Lake) -> None:
 def fetch_images(
     lake: Lake, settings: Settings, token: str, selection: ImageSelection, progress: Progress
 ) -> ImageSummary:
-    """Fetch the selected pictures that the lake does not have, and return what became of them.
+    """Fetch the selected pictures that the lake does not have, and return what became of them. Publish their rows.
 
     Raises the errors of `ImageDownloader.run`, `RunInterrupted`, and `SettingsError` for wrong SQL. A run that
     `max_duration_seconds` ends is no error.
@@ -348,7 +348,7 @@ def fetch_images(
     writer = ImageWriter(lake, summary)
     try:
         writer.adopt()
-        publish_images(lake)
+        _publish_images(lake)
         with open_catalog(settings) as catalog:
             work = _create_work_list(catalog, settings, selection)
             counts = work.select()
@@ -363,6 +363,7 @@ def fetch_images(
                 run_async(_run_within_limit(settings.max_duration_seconds, run, summary))
     finally:
         writer.close()
+        _publish_images(lake)
     summary.lake = read_totals(ledger)
     return summary
 
