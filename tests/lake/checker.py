@@ -23,10 +23,12 @@ def check(folder: Path, seed: int, stop: Path) -> dict[str, int]:
     last = reads = connections = 0
     while not stop.exists():
         with duckdb.connect(str(folder / "catalog.duckdb"), read_only=True) as db:
-            until = time.monotonic() + rng.random() * GRACE_SECONDS / 2
+            until = time.monotonic() + rng.random() * GRACE_SECONDS / 10
             seen = read(db)
             assert seen >= last, "went back in time"
             last, connections = seen, connections + 1
+            if connections == 1:
+                print("reading", flush=True)
             while time.monotonic() < until:
                 assert read(db) == last, "a held connection moved"
                 reads += 1

@@ -48,6 +48,7 @@ def test_held_connections_see_whole_snapshots(tmp_path: Path) -> None:
         for seed in range(2)
     ]
     try:
+        assert [reader.stdout and reader.stdout.readline() for reader in readers] == [b"reading\n"] * 2
         for kill in range(1, KILLS + 1):
             writer = _process("-m", "tests.lake.writer_process", str(lake), str(rng.randrange(1_000)))
             ends = time.monotonic() + 150
