@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import statistics
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -15,16 +11,14 @@ import aiohttp
 import duckdb
 import uvloop
 
-from tests.bench.serving import WORKERS, Service, scanlake, service
+from tests.bench.serving import WORKERS, Service, kill_often, scanlake, service
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
 _ROUNDS: Final = 3
-_KILLS: Final = 6
 _UPLOADS_PER_FILE: Final = 5.15
-_GLANCE: Final = 0.01  # seconds between two looks at how many images the service has sent
 
 
 def measure(folder: Path, images: int) -> dict[str, float]:
@@ -94,17 +88,7 @@ def _run_again(emulated: Service, lake: Path) -> tuple[float, float]:
 def _repeat_after_kills(emulated: Service, lake: Path, images: int) -> float:
     """The share of images that are fetched twice if SIGKILL ends six runs at equal distances."""
     emulated.wish("reset", {})
-    command = [sys.executable, "-m", "pipeline", "images", "--json", "--quiet"]
-    environment = {**emulated.environment, "SCANLAKE_LAKE": str(lake)}
-    for number in range(1, _KILLS + 1):
-        with subprocess.Popen(
-            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        ) as process:
-            while emulated.state()["images"]["fetched"] < images * number / (_KILLS + 1):
-                assert process.poll() is None, f"it ended before kill {number}"
-                time.sleep(_GLANCE)
-            os.killpg(process.pid, signal.SIGKILL)
-    scanlake(emulated, lake, "images")
+    kill_often(emulated, lake, "images", lambda: emulated.state()["images"]["fetched"] / images)
     state = emulated.state()["images"]
     assert state["fetched"] == images, state
     return float(state["repeated"] / images)

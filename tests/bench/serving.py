@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -22,11 +23,12 @@ import msgspec
 from pipeline.stop_signals import name_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 INCLUDES: Final = "uploads geocoding forms fields locations workflows".split()
 WORKERS: Final = 64
 _GLANCE: Final = 0.2  # seconds between two looks at memory, each of which takes a millisecond or two
+_KILLS: Final = 6
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,19 @@ def scanlake(service: Service | None, lake: Path, *arguments: str) -> Ran:
     return Ran(json.loads(out), time.perf_counter() - began, cpu, peak)
 
 
+def kill_often(service: Service, lake: Path, command: str, done: Callable[[], float]) -> None:
+    """Run the command until it has ended by itself, and kill it at equal distances. `done` is the share so far."""
+    environment = {**service.environment, "SCANLAKE_LAKE": str(lake)}
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    for number in range(1, _KILLS + 1):
+        with subprocess.Popen([sys.executable, "-m", "pipeline", command], env=environment, **quiet) as process:
+            while done() < number / (_KILLS + 1):
+                assert process.poll() is None, f"it ended before kill {number}"
+                time.sleep(0.01)
+            os.killpg(process.pid, signal.SIGKILL)
+    scanlake(service, lake, command)
+
+
 def own_peak(pid: int) -> float:
     """The most that a process itself has held, MB. The kernel's `ru_maxrss` counts what its parent held at the fork."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -121,12 +136,12 @@ def memory(pid: int) -> float:
     return total / 1024
 
 
-async def bare_fetch(service: Service, files: int) -> float:
-    """Seconds that a bare client takes for the calls of a first sync, bodies read and discarded."""
+async def bare_fetch(service: Service, files: int) -> tuple[float, float]:
+    """Seconds and processor seconds of a bare client for the calls of a first sync, bodies read and discarded."""
     base, token = f"{service.base_url}/api/v2/files", quote(service.token, safe="")
     includes = "".join(f"&include[]={name}" for name in INCLUDES)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=WORKERS), auto_decompress=False) as session:
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         ids: list[int] = []
         for page in range(1, -(-files // 250) + 1):
             async with session.get(f"{base}?token={token}&limit=250&page={page}") as reply:
@@ -140,4 +155,4 @@ async def bare_fetch(service: Service, files: int) -> float:
                     await reply.read()
 
         await asyncio.gather(*(worker() for _ in range(WORKERS)))
-        return time.perf_counter() - began
+        return time.perf_counter() - began, time.process_time() - cpu

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from tests.bench.serving import Ran, bare_fetch, scanlake, service
+from tests.bench.serving import Ran, bare_fetch, kill_often, scanlake, service
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,11 +26,12 @@ def first_and_later(folder: Path, files: int) -> dict[str, float]:
         before = uvloop.run(bare_fetch(emulated, files))
         first = scanlake(emulated, folder / "lake", "sync")
         after = uvloop.run(bare_fetch(emulated, files))
-        fetch = (before + after) / 2
+        fetch, cpu = ((one + other) / 2 for one, other in zip(before, after, strict=True))
         found["bare fetch, calls/s"] = (files + files / 50 + files / 250) / fetch
         found["first sync, files/s"] = files / first.seconds
         found["first sync / bare fetch"] = fetch / first.seconds
         found["first sync, CPU us/file"] = first.cpu / files * 1e6
+        found["first sync / bare fetch, CPU"] = first.cpu / cpu
         found["first sync, list calls x 50 / files"] = first.said["requests"]["list"] * 50 / files
         found["first sync, MB"] = first.mb
         nothing = [scanlake(emulated, folder / "lake", "sync").seconds for _ in range(_LATER)]
@@ -64,6 +65,26 @@ def changes(folder: Path, files: int) -> dict[str, float]:
             found[f"100 of {size:,} changed, catalog / fresh"] = (lake / "catalog.duckdb").stat().st_size / fresh
             found[f"nothing of {size:,} changed, s"] = scanlake(emulated, lake, "sync").seconds
     return found
+
+
+def kills(folder: Path, files: int) -> dict[str, float]:
+    """The calls that a first sync repeats for a file if SIGKILL ends six runs at equal distances."""
+    with service(files, "--prerender") as emulated:
+        scanlake(emulated, folder / "undisturbed", "sync")
+        undisturbed = emulated.state()["requests"]
+        emulated.wish("reset", {})
+        kill_often(emulated, folder / "killed", "sync", lambda: emulated.state()["counts"]["detail"] / files)
+        return {"calls repeated a file after six kills": (emulated.state()["requests"] - undisturbed) / files}
+
+
+def million(folder: Path, files: int) -> dict[str, float]:
+    """A first sync of fifty times the files, and a rebuild of its tables from the documents."""
+    files *= 50
+    with service(files) as emulated:
+        first = scanlake(emulated, folder / "lake", "sync")
+    made = scanlake(None, folder / "lake", "rebuild")
+    names = {"files/s": files / first.seconds, "MB": first.mb, "rebuild, s": made.seconds, "rebuild, MB": made.mb}
+    return {f"{files:,} files: {name}": value for name, value in names.items()}
 
 
 def memory(folder: Path, files: int) -> dict[str, float]:
