@@ -29,6 +29,7 @@ async def grown(lake: Path, *, files: int = 40, rounds: int = 2) -> AsyncIterato
         for _ in range(rounds):
             emulator.world.update(emulator.world.pick_random(8))
             emulator.world.create(2)
+            emulator.world.clock.advance(3)  # past their second: else the next sync reads them again
             await synced(emulator, lake)
         yield emulator
 
