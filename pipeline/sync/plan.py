@@ -7,10 +7,12 @@ files with their details.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, Literal
 
+import pyarrow as pa
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -20,18 +22,13 @@ from pipeline.crawl.windows import ALL_TIME, Window, uncovered_windows
 from pipeline.lake.folder_checks import require_lake, require_lake_or_empty
 from pipeline.lake.lake_folder import FolderKind
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.parts import encode_documents
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.verify import is_due
 from pipeline.sync.watermark import coverage_before_lookback
 from schemas.file_query import FileQuery
-from schemas.file_versions import FileVersion, version_digest
-from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pipeline.client.client import Client
     from pipeline.crawl.models import CrawlOptions
     from pipeline.lake.ledger_queries import LedgerQueries
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
 _MAX_PAGES: Final = 20  # of one window, without includes
 _MIN_FILES: Final = 50  # whose calls show a rate
 _CATALOG_BYTES: Final = 1_500_000  # that a catalog of few files takes, and that an update of one leaves free
-_BYTES_PER_DOCUMENT_BYTE: Final = 2.1  # of documents, tables, catalog and ledger
+_DISK_RATIO: Final = 3.1  # of documents, tables, catalog and ledger, to compressed documents
 _FILES_PER_VERIFY_CALL: Final = 225
 
 
@@ -64,14 +61,6 @@ class SyncPlan(Struct, frozen=True):
     calls_made: int
 
 
-class _FileCost(Struct, frozen=True):
-    """Bytes on disk that the documents of a file take on average, and calls a second; None where nothing shows it."""
-
-    document_bytes: float | None = None
-    calls_per_second: float | None = None
-    sampled_files: int = 0
-
-
 async def plan_sync(settings: Settings, token: str) -> SyncPlan:
     """Return what a sync would do now. Raises a `ScanlakeError`, also what the sync would refuse in the lake."""
     layout = LakeLayout(settings.lake.absolute())
@@ -88,11 +77,13 @@ async def plan_sync(settings: Settings, token: str) -> SyncPlan:
         async with create_client(settings, token) as client:
             in_service = (await client.list_files(FileQuery(limit=1))).total
             samples = [await _count_files(client, options, window, ledger) for window in windows]
-            cost = await _sample_cost(client, options, max(in_service or 0, *(listed for listed, _, _ in samples)))
+            longest = max(in_service or 0, *(listed for listed, _, _ in samples))
+            sampled, seconds, sampled_bytes = await _fetch_sample(client, options, longest)
         files = refetches + sum(to_fetch for _, to_fetch, _ in samples)
         list_calls = 1 + bool(in_lake) + refetches + sum(_count_list_calls(options, listed) for listed, _, _ in samples)
-        detail_calls = 0 if options.fetch_details == "never" else files
-        rate = cost.calls_per_second
+        detail_calls, min_files = (0, math.inf) if options.fetch_details == "never" else (files, _MIN_FILES)
+        # The catalog that readers have now stays as a snapshot.
+        catalog_bytes = _CATALOG_BYTES + (layout.catalog.stat().st_size if layout.catalog.is_file() else 0)
         return SyncPlan(
             kind="first" if ledger is None or ledger.properties.watermark is None else "incremental",
             files_in_service=in_service,
@@ -100,21 +91,13 @@ async def plan_sync(settings: Settings, token: str) -> SyncPlan:
             files_to_fetch=files,
             list_calls=list_calls,
             detail_calls=detail_calls,
-            disk_bytes=_estimate_disk(layout, files, cost.document_bytes),
-            seconds=round((list_calls + detail_calls) / rate, 1) if rate else None,
-            sampled_files=cost.sampled_files,
+            disk_bytes=round(catalog_bytes + files * _DISK_RATIO * sampled_bytes / sampled) if sampled else None,
+            seconds=round((list_calls + detail_calls) * seconds / sampled, 1) if sampled >= min_files else None,
+            sampled_files=sampled,
             exact=all(exact for _, _, exact in samples),
             verify_calls=2 + in_lake // _FILES_PER_VERIFY_CALL if ledger and is_due(ledger, settings) else 0,
             calls_made=client.stats.requests,
         )
-
-
-def _estimate_disk(layout: LakeLayout, files: int, document_bytes: float | None) -> int | None:
-    if document_bytes is None:
-        return None
-    # The catalog that readers have now stays as a snapshot.
-    catalog_bytes = layout.catalog.stat().st_size if layout.catalog.is_file() else 0
-    return round(catalog_bytes + _CATALOG_BYTES + files * document_bytes * _BYTES_PER_DOCUMENT_BYTE)
 
 
 async def _count_files(
@@ -154,26 +137,13 @@ def _count_list_calls(options: CrawlOptions, files: int) -> int:
     return 1 if files <= per_page else 2 - (-files // per_cheap_page) - (-files // per_page)
 
 
-async def _sample_cost(client: Client, options: CrawlOptions, files: int) -> _FileCost:
-    """Fetch a page from the middle of the list, with the details of its files, and discard it."""
+async def _fetch_sample(client: Client, options: CrawlOptions, files: int) -> tuple[int, float, int]:
+    """Fetch a page from the middle of the list, with details; return its files, their seconds and compressed bytes."""
     query = options.query()
     page = await client.list_files(query, page=1 + files // query.page_size // 2)
     items, started = [item for item in page.items if item.id is not None], time.monotonic()
-    raw: Iterable[bytes | None] = [None] * len(items)
-    if options.fetch_details != "never":
-        keys = [options.get_key(item) or 0 for item in items]
-        details = await asyncio.gather(*(client.get_file(key, lang=options.lang) for key in keys))
-        raw = [detail.raw if isinstance(detail, Detail) else None for detail in details]
+    keys = [] if options.fetch_details == "never" else [options.get_key(item) or 0 for item in items]
+    details = await asyncio.gather(*(client.get_file(key, lang=options.lang) for key in keys))
     seconds = time.monotonic() - started
-    versions = [
-        FileVersion(item.id or 0, item.raw, detail, item.updated_at, now_us(), "plan")
-        for item, detail in zip(items, raw, strict=True)
-    ]
-    if not versions:
-        return _FileCost()
-    digests = [version_digest(version.list_item or b"") for version in versions]
-    return _FileCost(
-        len(encode_documents(versions, digests, run_id="plan", seq=1)) / len(versions),
-        len(versions) / seconds if len(versions) >= _MIN_FILES and options.fetch_details != "never" else None,
-        len(versions),
-    )
+    documents = [item.raw for item in items] + [detail.raw for detail in details if isinstance(detail, Detail)]
+    return len(items), seconds, len(pa.compress(b"".join(documents), "zstd", asbytes=True))
