@@ -266,6 +266,11 @@ class Ledger(LedgerQueries):
             )
             require_publish(db)
 
+    def mark_unstable(self, file_ids: Iterable[int]) -> None:
+        """Have the next crawl that lists these files fetch them, also if it lists them as they are."""
+        with self.transaction() as db:
+            db.executemany("UPDATE file_version SET is_stable = 0 WHERE file_id = ?", [(id_,) for id_ in file_ids])
+
     # Snapshots
 
     def begin_snapshot(

@@ -16,7 +16,6 @@ from pipeline.formatting import pluralize
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pipeline.crawl.models import RefetchRequest
 
 _MAX_NAMED_FILES: Final = 5
 _MAX_LISTED_IDS: Final = 1_000  # ids per kind in the record
@@ -25,15 +24,15 @@ _HASH_FACTOR: Final = 0x9E37_79B9_7F4A_7C15  # odd, so no two ids have one hash;
 
 
 class Differences(Struct):
-    """Files that differ between lake and service, by id."""
+    """Files that differ between lake and service, by id; update times in microseconds."""
 
-    missing: dict[int, RefetchRequest] = field(default_factory=dict)
-    stale: dict[int, RefetchRequest] = field(default_factory=dict)
+    missing: dict[int, int | None] = field(default_factory=dict)
+    stale: dict[int, int | None] = field(default_factory=dict)
     deleted: dict[int, str] = field(default_factory=dict)  # the evidence by file
     unlisted: list[int] = field(default_factory=list)
     unproven: list[int] = field(default_factory=list)  # neither listed nor proven deleted
-    changed_meanwhile: dict[int, RefetchRequest] = field(default_factory=dict)
-    details: list[RefetchRequest] = field(default_factory=list)
+    changed_meanwhile: dict[int, int | None] = field(default_factory=dict)
+    details: dict[int, int | None] = field(default_factory=dict)  # the list shows them as the lake has them
     details_checked: int = 0
 
     def ids_as_json(self) -> str:
@@ -45,7 +44,7 @@ class Differences(Struct):
             "unlisted": self.unlisted,
             "unproven": self.unproven,
             "changed_meanwhile": self.changed_meanwhile,
-            "details_differing": [request.file_id for request in self.details],
+            "details_differing": self.details,
         }
         return json.dumps({kind: list(ids)[:_MAX_LISTED_IDS] for kind, ids in kinds.items()})
 

@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail, NotFound
 from pipeline.crawl.details import detail_for_key, max_deletions
-from pipeline.crawl.models import CrawlOptions, RefetchRequest, SharedFileIdError, parse_reference
+from pipeline.crawl.models import CrawlOptions, SharedFileIdError
 from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps
 from pipeline.errors import ProtocolError, ScanlakeError, SettingsError, TimeLimitReachedError
 from pipeline.lake.ledger_queries import VerificationRecord
@@ -239,8 +239,7 @@ class _Verify:
                 kind = self._differences.changed_meanwhile
             else:
                 kind = self._differences.missing if is_new else self._differences.stale
-            reference = parse_reference(version.list_item or b"")
-            kind[version.file_id] = RefetchRequest(version.file_id, reference, version.updated_at)
+            kind[version.file_id] = version.updated_at
 
     def _count_moved_back(self, stored_at: int, listed_at: int) -> None:
         """Raise if too many files are older in the service than in the lake: it is another account, or a backup.
@@ -332,22 +331,22 @@ class _Verify:
         run, untimed = self._run, set(self._untimed)
         for file_ids in _split_rounds(commit_seqs):
             versions = {id_: commit_seqs[id_] for id_ in file_ids if id_ not in self._differences.deleted}
+            records = await run.lookup_versions(list(versions))
             stored = await run.ledger_thread.call(read_details, run.lake.layout, run.ledger, versions)
             for file_id, answer in zip(versions, await self._fetch_by_id(list(versions)), strict=True):
                 if isinstance(answer, Detail):
-                    self._compare_detail(file_id, stored.get(file_id), answer)
+                    self._compare_detail(records[file_id], stored.get(file_id), answer)
                 else:
                     self._uncompared += isinstance(answer, RetriesExhaustedError) or file_id in untimed
 
-    def _compare_detail(self, file_id: int, stored: bytes | None, answer: Detail) -> None:
+    def _compare_detail(self, record: FileVersionRecord, stored: bytes | None, answer: Detail) -> None:
         self._differences.details_checked += 1
         if same_content(stored or b"", answer.raw):
             return
-        request = RefetchRequest(file_id, parse_reference(answer.raw), answer.updated_at)
         if answer.updated_at is not None and answer.updated_at >= self._limit_us:
-            self._differences.changed_meanwhile[file_id] = request
+            self._differences.changed_meanwhile[record.file_id] = answer.updated_at
         else:
-            self._differences.details.append(request)
+            self._differences.details[record.file_id] = record.updated_at
 
     # Repair
 
@@ -362,14 +361,17 @@ class _Verify:
             ]
             await run.ledger_thread.call(lambda: run.lake.commit(replace(run.sink.new_commit(), tombstones=tombstones)))
             run.crawls.stats.deleted += len(tombstones)
-        repairs = [*differences.missing.values(), *differences.stale.values(), *differences.changed_meanwhile.values()]
+        updates = {**differences.details, **differences.missing, **differences.stale, **differences.changed_meanwhile}
+        # A crawl fetches what it takes for changed: a list does not show that a detail differs.
+        await run.ledger_thread.call(run.ledger.mark_unstable, differences.details)
+        seconds = {None if update is None else update // SECOND for update in updates.values()}
         file_count = await run.ledger_thread.call(run.ledger.count_files)
-        pages = 1 + (file_count + len(repairs)) // CrawlOptions(includes=run.settings.includes).query().page_size
-        windows: list[Window] = []
-        if len(repairs) > pages or any(request.updated_at is None for request in repairs):
-            # To list all files costs less than a search for each, and finds those that have no update time.
-            windows, repairs = [ALL_TIME], []
-        refetches = [*await run.read_refetch_requests(), *differences.details, *repairs]
+        pages = 1 + (file_count + len(updates)) // CrawlOptions(includes=run.settings.includes).query().page_size
+        windows = [Window(second, second + 1) for second in sorted(filter(None, seconds))]
+        if None in seconds or len(seconds) > pages:
+            # To list all files costs less than to list each second, and finds those that have no update time.
+            windows = [ALL_TIME]
+        refetches = await run.read_refetch_requests()
         if windows or refetches:
             await run.crawl_and_commit(windows, target=self._target, refetches=refetches)
 
@@ -433,18 +435,14 @@ class _Verify:
         )
 
     def _has_unrepaired_files(self) -> bool:
-        """Return whether a missing or stale file is still not in the lake, or still older than listed."""
-        expected = {**self._differences.missing, **self._differences.stale}
-        for file_ids in _split_rounds(expected):
+        """Return whether this run has not stored a file that was missing, stale or different."""
+        differences = self._differences
+        for file_ids in _split_rounds({**differences.missing, **differences.stale, **differences.details}):
             stored = self._run.ledger.file_versions(file_ids)
-            for file_id in file_ids:
-                version = stored.get(file_id)
-                if (
-                    version is None
-                    or version.deleted
-                    or (version.updated_at or 0) < (expected[file_id].updated_at or 0)
-                ):
-                    return True
+            if any(
+                id_ not in stored or stored[id_].deleted or stored[id_].run_id != self._run.run_id for id_ in file_ids
+            ):
+                return True
         return False
 
 
