@@ -256,7 +256,7 @@ def _to_json(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:
 
 def _format_console_line(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:
     fields = dict(event)
-    clock = datetime.fromisoformat(fields.pop("at")).astimezone().strftime("%H:%M:%S")
+    clock = datetime.fromisoformat(fields.pop("at")).strftime("%H:%M:%SZ")
     level, name = fields.pop("level"), to_one_line(fields.pop("event"))
     words = [f"{to_one_line(key)}={_format_value(value)}" for key, value in fields.items()]
     return "  ".join([clock, f"{level:<7}", name, *([" ".join(words)] if words else [])])

@@ -136,7 +136,8 @@ def choose_name(row: Row, extension: str, used: set[str]) -> str:
     It is valid on every system, where upper and lower case may be equal.
     """
     reference = _to_safe_part(str(row["reference"] or row["file_id"])) or "_"
-    stem = f"{reference}/{_to_safe_part('-'.join(str(row[key] or '') for key in ('upload_type', 'position')))}"
+    kind = "-".join("" if row[key] is None else str(row[key]) for key in ("upload_type", "position"))
+    stem = f"{reference}/{_to_safe_part(kind)}"
     number, name = 1, f"{stem}{extension}"
     while name.casefold() in used:
         number += 1

@@ -172,12 +172,15 @@ _REPORT_FILES: Final = MetaTable(
         ("pdf", "VARCHAR", "PDF of the latest order, within the job's folder."),
         ("confirmed_before_at", _TIMESTAMP, "The service had the file at this time, before the order (UTC)."),
         ("confirmed_after_at", _TIMESTAMP, "The service had the file at this time, after the PDF was saved (UTC)."),
+        ("updated_in_lake", _TIMESTAMP, "Update time of the file in the lake when it was selected (UTC)."),
+        ("updated_in_service", _TIMESTAMP, "The same at the confirmations (UTC): later if it changed since then."),
         ("on_pages", "BOOLEAN", "The PDF shows the file; NULL: not read, or its pages show no references."),
         ("reason", "VARCHAR", "Reason why the file is in no PDF."),
     ),
     "(SELECT f.job, f.batch, f.file_id, iif(f.batch IS NULL, 'not_ordered', coalesce(o.state, 'pending')) AS state,"
     " f.reference, o.pdf, coalesce(f.reason, o.error) AS reason, f.position, f.confirmed_before_at,"
-    " f.confirmed_after_at, f.on_pages FROM report_file AS f"
+    " f.confirmed_after_at, f.updated_in_lake, nullif(max(coalesce(f.updated_before, 0), coalesce(f.updated_after, 0)),"
+    " 0) AS updated_in_service, f.on_pages FROM report_file AS f"
     " LEFT JOIN report_order AS o ON o.job = f.job AND o.batch = f.batch AND o.attempt = (SELECT max(attempt)"
     " FROM report_order AS last WHERE last.job = f.job AND last.batch = f.batch))"
     " ORDER BY job DESC, position LIMIT 1000000",

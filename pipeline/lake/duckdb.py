@@ -283,7 +283,8 @@ def halve_memory(db: duckdb.DuckDBPyConnection) -> Iterator[None]:
     try:
         yield
     finally:
-        db.execute(f"SET memory_limit = '{former}'")
+        with suppress(duckdb.TransactionException):  # an aborted one takes no statement; its own error counts
+            db.execute(f"SET memory_limit = '{former}'")
 
 
 def count_used_bytes(path: Path) -> int:

@@ -29,7 +29,15 @@ from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.layout import list_snapshots
 from pipeline.lake.ledger import insert_all, replace_parts, require_publish, set_properties
 from pipeline.lake.part_rows import read_references
-from pipeline.lake.parts import RAW_TABLE, check_part_intact, merged_part_name, part_schema, write_batches
+from pipeline.lake.parts import (
+    RAW_ROW_GROUP_FILES,
+    RAW_TABLE,
+    READ_BATCH_ROWS,
+    check_part_intact,
+    merged_part_name,
+    part_schema,
+    write_batches,
+)
 from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FILES, RAW
 
@@ -47,7 +55,6 @@ _WRITTEN_OPTIONS: Final = ("selection", "title", "purpose")
 """Options of a report job that people write."""
 _NO_END: Final = (MAX_FILE_ID, MAX_FILE_ID)
 _DOCUMENTS: Final = ("list_item", "detail")
-_BATCH_ROWS: Final = 1_000
 _ID_IN_JSON_GLOB: Final = "*[^0-9]{}[^0-9]*"  # an id in the JSON of a verification
 _MAX_SHOWN_IDS: Final = 10
 
@@ -339,7 +346,7 @@ def _rewrite_part_without(lake: Lake, part: Part, condition: str) -> list[Part]:
     columns = ", ".join(f'"{name}"' for name in part_schema(part.table_name).names)
     with open_worker_connection(lake.layout.spill_dir) as db:
         rows: Any = db.sql(f"SELECT {columns} FROM {sql_read_parquet([source])} WHERE NOT {condition}")
-        batches = rows.to_arrow_reader(_BATCH_ROWS)
+        batches = rows.to_arrow_reader(RAW_ROW_GROUP_FILES if part.table_name == RAW_TABLE else READ_BATCH_ROWS)
         if (first := next(batches, None)) is None:
             return []
         return [write_batches(lake.layout, target, part.table_name, chain([first], batches), seqs=part.span)]

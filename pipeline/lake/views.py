@@ -49,12 +49,13 @@ DAMAGE: Final = View(
         ("month", "First day of the month of scan_date_time, or of created_at where that is NULL (UTC)."),
         ("images", "Photos: uploads of type snap, without documents and manual uploads."),
         ("with_damage", "Photos that the app user marked as showing damage."),
-        ("damage_ratio", "Photos with damage divided by photos."),
+        ("damage_ratio", "Photos with damage divided by photos with a damage flag; NULL: none has one."),
         ("files", "Files that the photos belong to."),
         ("files_with_damage", "Files with at least one photo that shows damage."),
     ),
     "SELECT date_trunc('month', coalesce(scan_date_time, created_at))::TIMESTAMP AS month, count(*) AS images,"
-    " count(*) FILTER (has_damage) AS with_damage, count(*) FILTER (has_damage) / count(*) AS damage_ratio,"
+    " count(*) FILTER (has_damage) AS with_damage,"
+    " count(*) FILTER (has_damage) / nullif(count(has_damage), 0) AS damage_ratio,"
     " count(DISTINCT file_id) AS files, count(DISTINCT file_id) FILTER (has_damage) AS files_with_damage"
     " FROM main.uploads WHERE upload_type = 'snap' GROUP BY ALL ORDER BY month",
 )
@@ -262,7 +263,7 @@ def _column_label(name: str) -> str:
 def _fields_wide(names: Sequence[str]) -> View:
     fixed = (("file_id", "The file."), ("scan_code", "Its reference."))
     columns = wide_columns(names, [name for name, _ in fixed])
-    latest = "arg_max(value, (coalesce(updated_at, created_at, TIMESTAMP '1970-01-01'), position))"
+    latest = "arg_max_null(value, (coalesce(updated_at, created_at, TIMESTAMP '1970-01-01'), position))"
     return View(
         "fields_wide",
         "One row per file, one column per name of a custom field: its latest value."

@@ -10,11 +10,12 @@ result AS (
   SELECT 'deleted in the service, detected ' || deletion_detected_at
   FROM deleted_files JOIN wanted ON scan_code = reference
   UNION ALL
-  SELECT 'rejected: ' || reason FROM meta.rejects JOIN wanted ON contains(document, reference)
+  SELECT 'rejected: ' || reason
+  FROM meta.rejects JOIN wanted ON TRY_CAST(document AS JSON) ->> 'scan_code' = reference
 )
 FROM result
 UNION ALL
-SELECT 'unknown: no file updated before ' || watermark || ' has this reference'
+SELECT coalesce('unknown: no file updated before ' || watermark || ' has this reference', 'no sync has finished yet')
 FROM meta.freshness WHERE NOT EXISTS (FROM result);
 
 -- What was rejected or did not fit the schema?

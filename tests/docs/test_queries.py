@@ -132,6 +132,19 @@ def test_a_reference_has_its_state(populated_lake: PopulatedLake, lake: duckdb.D
     assert set(answers[deleted]) == {"deleted in the service"}
 
 
+def test_a_part_of_a_reference_is_no_reference() -> None:
+    """Query 2 finds the reject of exactly this reference, and a lake whose first sync goes on has an answer."""
+    query = _query("WITH wanted")
+    with duckdb.connect() as db:
+        db.execute("CREATE SCHEMA meta; CREATE TABLE files (scan_code VARCHAR, _fetched_at TIMESTAMP)")
+        db.execute("CREATE TABLE deleted_files (scan_code VARCHAR, deletion_detected_at TIMESTAMP)")
+        db.execute("CREATE TABLE meta.rejects (reason VARCHAR, document VARCHAR)")
+        db.execute("CREATE TABLE meta.freshness AS SELECT NULL::TIMESTAMP AS watermark")
+        db.execute("""INSERT INTO meta.rejects VALUES ('broken', '{"scan_code": "SC000475"}'), ('no JSON', 'SC0004')""")
+        for reference, answer in (("SC000475", "rejected: broken"), ("SC0004", "no sync has finished yet")):
+            assert db.execute(query.replace("SC00000000", reference)).fetchall() == [(answer,)]
+
+
 def test_damage_is_counted_once(lake: duckdb.DuckDBPyConnection) -> None:
     """Query 4's images with damage are the photos of these months."""
     months = _run(lake, _query("damage_by_month"))
@@ -201,7 +214,7 @@ def test_time_travel_counts_what_changed(lake: duckdb.DuckDBPyConnection) -> Non
     found = dict(_run(lake, _query("ATTACH")))
     # A file can be updated or created, and deleted afterwards.
     assert CREATED - DELETED <= found["added"] <= CREATED
-    assert UPDATED - DELETED <= found["changed"] <= UPDATED
+    assert UPDATED - DELETED <= found["fetched again"] <= UPDATED
     assert found["added"] - found["deleted"] == CREATED - DELETED
 
 

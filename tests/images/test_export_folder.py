@@ -197,6 +197,8 @@ def test_a_folder_of_others_is_refused(pictured: PicturedLakes, lake: Path, tmp_
 def test_names_are_safe_everywhere_and_unique(reference: str | None, expected: str) -> None:
     """No name leaves the folder or is a device of Windows; equal names are numbered, in any case of letters."""
     used: set[str] = set()
+    first = {"reference": "SC", "upload_type": "snap", "position": 0, "file_id": 7}
+    assert choose_name(first, ".jpg", used) == "SC/snap-0.jpg"
     row = {"reference": reference, "upload_type": "snap", "position": 1, "file_id": 7, "upload_id": 8, "kind": "image"}
     chosen = [choose_name(row | {"upload_type": text}, ".jpg", used) for text in ("snap", "SNAP")]
     assert [name.lower() for name in chosen] == [f"{expected}/snap-1{end}.jpg".lower() for end in ("", "-2")]

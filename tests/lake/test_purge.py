@@ -131,6 +131,20 @@ def test_parts_of_one_rebuild_keep_names_of_their_own(tmp_path: Path, monkeypatc
     assert checked(lake, read_data=True).damage == []
 
 
+def test_a_purge_keeps_documents_in_small_groups(lake: Path) -> None:
+    """What reads the documents of one file after a purge takes as much memory as before: 250 of them."""
+    with Lake(lake, doing="test") as held:
+        commit(held, dict.fromkeys(range(1_000, 1_600), 0))
+        held.publish("", at=AT, complete=True, watermark=AT)
+    assert purged(lake, 1_000).parts > 1
+    groups = [
+        metadata.row_group(number).num_rows
+        for metadata in map(pq.read_metadata, lake.glob("documents/*.parquet"))
+        for number in range(metadata.num_row_groups)
+    ]
+    assert (max(groups), sum(groups) > 590) == (250, True)
+
+
 def is_erased(held: Lake, target: Path, file_id: int) -> bool:
     """Publish to a new target, and return whether it is said to have nothing of the file."""
     store = LocalStore(target)

@@ -153,6 +153,25 @@ def test_a_month_is_that_in_which_photos_were_taken(tmp_path: Path) -> None:
     assert sorted(months) == [("2026-09", 2, 2), ("2026-10", 1, 0)]
 
 
+def test_what_nobody_said_is_not_known(tmp_path: Path) -> None:
+    """A month without a damage flag has no ratio of damage, and a field whose latest value is NULL has no value."""
+    earlier, later = datetime(2026, 9, 30), datetime(2026, 10, 1)  # noqa: DTZ001 - UTC without saying so
+    photos = [
+        {"file_id": 1, "id": key, "position": key, "upload_type": "snap", "has_damage": flag, "scan_date_time": at}
+        for key, (flag, at) in enumerate([(None, earlier), (True, later), (False, later), (None, later)])
+    ]
+    fields = [
+        {"file_id": 1, "field_id": 1, "name": "Lot", "value": value, "position": position, "created_at": at}
+        for position, (value, at) in enumerate([("A", earlier), (None, later)])
+    ]
+    with Lake(tmp_path / "lake", doing="test") as lake:
+        commit(lake, {1: 0}, {"uploads": photos, "fields": fields})
+        lake.publish("", at=AT, complete=True, watermark=None)
+    with opened(tmp_path / "lake") as db:
+        assert db.execute("SELECT images, damage_ratio FROM damage_by_month").fetchall() == [(1, None), (3, 0.5)]
+        assert asked(db, "FROM fields_wide") == [{"file_id": 1, "scan_code": "ref 1", "Lot": None}]
+
+
 def test_everything_has_a_comment(history: History) -> None:
     """Every table, view and column of the catalog says what it is, and each declared column is there."""
     with opened(history.today.lake) as db:
