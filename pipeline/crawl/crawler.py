@@ -189,7 +189,7 @@ class Crawler:
         item = task.item
         if task.must_relist:
             task.item = await self._reader.find_item(task.key, parse_reference(item.raw), item.updated_at) or item
-        result = await self._fetcher.fetch(task.key, task.item)
+        result = await self._fetcher.fetch(task.key, task.item, seen_at=task.seen_at)
         self._update_stats(result)
         await batcher.add_file(task, result)
         return result.document_bytes

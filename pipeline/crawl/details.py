@@ -11,7 +11,7 @@ from pipeline.crawl.models import parse_reference
 from pipeline.errors import ProtocolError
 from schemas.file_query import FileQuery
 from schemas.file_versions import FileVersion, Reject, Tombstone
-from schemas.timestamps import is_same_instant
+from schemas.timestamps import SECOND, is_same_instant
 
 if TYPE_CHECKING:
     from pipeline.client.client import Client
@@ -64,10 +64,15 @@ class DetailFetcher:
         self._failed_keys: set[int] = set()
         self._probe_lock = asyncio.Lock()
 
-    async def fetch(self, key: int, item: ListItem) -> FetchResult:
-        """Fetch the detail of `item`, which the lake stores as `key`."""
+    async def fetch(self, key: int, item: ListItem, *, seen_at: int | None = None) -> FetchResult:
+        """Fetch the detail of `item`, which the lake stores as `key`.
+
+        `seen_at` is when an earlier run had fetched a version with the same timestamp, in microseconds.
+        """
+        # A detail is of some instant between request and answer: the earlier one is the safe one.
+        is_quiet = self._is_quiet(item, seen_at)
         if self._options.fetch_details == "never":
-            return FetchResult(self._build_version(key, item, None, timestamps_agree=True))
+            return FetchResult(self._build_version(key, item, None, is_stable=is_quiet))
         try:
             detail = await self._fetch_consistent_detail(key, item)
         except RetriesExhaustedError as failure:
@@ -82,8 +87,8 @@ class DetailFetcher:
             return await self._handle_missing_detail(key, item, detail)
         self._succeeded += 1
         self._last_success_key = key
-        timestamps_agree = is_same_instant(item.updated_at, detail.updated_at)
-        return FetchResult(self._build_version(key, item, detail, timestamps_agree=timestamps_agree))
+        is_stable = is_quiet and is_same_instant(item.updated_at, detail.updated_at)
+        return FetchResult(self._build_version(key, item, detail, is_stable=is_stable))
 
     async def _fetch_consistent_detail(self, key: int, item: ListItem) -> Detail | NotFound:
         detail = await self._fetch_detail(key, item)
@@ -138,7 +143,7 @@ class DetailFetcher:
                 raise failure
 
     def _keep_list_item_only(self, key: int, item: ListItem, reason: str) -> FetchResult:
-        version = self._build_version(key, item, None, timestamps_agree=False)
+        version = self._build_version(key, item, None, is_stable=False)
         return FetchResult(version, Reject(key, reason, item.raw, is_list_item=True))
 
     async def _handle_missing_detail(self, key: int, item: ListItem, missing: NotFound) -> FetchResult:
@@ -154,11 +159,22 @@ class DetailFetcher:
             return FetchResult(None, tombstone=Tombstone(key, self._clock.now_or_local(), missing.evidence))
         return self._keep_list_item_only(key, listed, f"detail: not found by id ({missing.evidence}), but still listed")
 
-    def _build_version(self, key: int, item: ListItem, detail: Detail | None, *, timestamps_agree: bool) -> FileVersion:
+    def _is_quiet(self, item: ListItem, seen_at: int | None) -> bool:
+        """Return whether the second of the item's timestamp is over: a later change has another timestamp.
+
+        The service's timestamps may be ahead of its clock. Then the version is quiet that was seen before.
+        """
+        if item.updated_at is None:
+            return False
         # A list with few includes does not show a second change within the second of the timestamp. One with all shows
         # it, unless a third takes it back: the detail of the second would stay with a list item that is as before.
         quiet_seconds = _STAMP_SECONDS if self._list_shows_every_change else self._options.settle_seconds
-        age = None if item.updated_at is None else self._clock.seconds_since(item.updated_at)
+        ages = [self._clock.seconds_since(item.updated_at)]
+        if seen_at is not None:
+            ages.append((self._clock.now_or_local() - seen_at) / SECOND)
+        return max(ages) > quiet_seconds
+
+    def _build_version(self, key: int, item: ListItem, detail: Detail | None, *, is_stable: bool) -> FileVersion:
         return FileVersion(
             file_id=key,
             list_item=item.raw,
@@ -166,7 +182,7 @@ class DetailFetcher:
             updated_at=item.updated_at,
             fetched_at=self._clock.now_or_local(),
             fetch_signature=self._fetch_signature,
-            is_stable=timestamps_agree and age is not None and age > quiet_seconds,
+            is_stable=is_stable,
             instance=item.instance_id,
         )
 

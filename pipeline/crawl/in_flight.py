@@ -102,6 +102,7 @@ class FetchTask(Struct, eq=False):
     followup: FetchTask | None = None
     in_batch: bool = False
     must_relist: bool = False  # the item may be outdated: it must be read again
+    seen_at: int | None = None  # when the lake has fetched a version with the same timestamp
 
 
 class InFlightFiles:
@@ -203,7 +204,9 @@ class InFlightFiles:
         if stored is not None and (self._is_up_to_date(item, stored) or (is_outdated and stored.is_stable)):
             self._count_unchanged(key, stored)
             return
-        task = FetchTask(key, item, [window], must_relist=is_outdated)
+        is_seen = stored is not None and not stored.deleted and stored.updated_at == item.updated_at
+        seen_at = stored.fetched_at if stored is not None and is_seen else None
+        task = FetchTask(key, item, [window], must_relist=is_outdated, seen_at=seen_at)
         self._tasks[key] = task
         window.pending_files += 1
         self._queue.put_nowait(task)

@@ -91,6 +91,42 @@ async def test_a_change_that_is_taken_back_within_the_second(lake: FakeLake) -> 
         assert differences(emulator, lake) == []
 
 
+async def test_a_slow_answer_is_of_when_it_was_asked_for(lake: FakeLake) -> None:
+    """Details that were asked for within the second of a change and arrive later are fetched again, too."""
+    async with Emulator(20, seed=SEED) as emulator:
+        world = emulator.world
+        keys = [key for key, record in world.records.items() if not record.closed]
+        world.clock.set(world.clock.now())
+        world.update(keys)
+        former = deepcopy(world.records)
+
+        def change(endpoint: str) -> None:
+            if endpoint == "detail":  # all of them are asked for before the first is answered
+                emulator.on_request = None
+                world.close(keys)
+                world.clock.resume()
+                emulator.set_faults(latency_ms=5_000)
+
+        emulator.on_request = change
+        await run_crawl(emulator, lake)
+        world.records = former
+        assert len(differences(emulator, lake)) == len(keys)
+        await run_crawl(emulator, lake)
+        assert differences(emulator, lake) == []
+
+
+async def test_timestamps_ahead_of_the_clock_cost_one_more_detail(lake: FakeLake) -> None:
+    """If the service's timestamps are ahead of its clock, a changed file is fetched once more, and then skipped."""
+    async with Emulator(20, seed=SEED, quirks=make_quirks(settings={"date_skew_seconds": -600.0})) as emulator:
+        await run_crawl(emulator, lake)
+        emulator.world.update(emulator.world.pick_random(5))
+        details = []
+        for _ in range(3):
+            emulator.world.clock.advance(3)
+            details.append((await run_crawl(emulator, lake)).details)
+    assert details == [5, 5, 0]
+
+
 @pytest.mark.parametrize("includes", [(), ("fields",)])
 async def test_lists_with_few_includes(lake: FakeLake, includes: tuple[Literal["fields"], ...]) -> None:
     """If the list does not show every change, a file fetched soon after its timestamp is fetched again."""
