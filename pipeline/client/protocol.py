@@ -201,6 +201,8 @@ def _number(objects: list[Mapping[str, Any]], names: tuple[str, ...]) -> int | N
             value = members.get(name)
             if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
                 value = int(value.strip()[:_MAX_DIGITS])
+            elif isinstance(value, float) and value.is_integer():
+                value = int(value)
             if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
                 return value
     return None

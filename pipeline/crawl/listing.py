@@ -414,6 +414,8 @@ class WindowReader:
             empty_pages = 0 if page.items else empty_pages + 1
             if page.has_next is False or (page.has_next is None and not page.items):
                 return
+            if not (page.items or page.has_next_link) and page.total == files:
+                return  # a page size that is wrong announces more than all
             _check_pagination_ends(page, number, empty_pages, page_hashes)
 
 

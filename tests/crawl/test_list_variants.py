@@ -136,19 +136,24 @@ def _service(
     return respond
 
 
-_TOTALS: Final = ("none", "exact", "of the page", "one more", "twice", "constant", "zero")
+_TOTALS: Final = ("none", "exact", "of the page", "one more", "twice", "constant", "zero", "a fraction")
 
 
-def _odd_service(held: list[dict[str, Any]], page_size: int, total: str, link: str) -> Callable[[Asked], bytes]:
-    """Return a service with smaller pages than asked for, an odd total, and a link that is right, null or absent."""
+def _odd_service(
+    held: list[dict[str, Any]], page_size: int, total: str, link: str, per_page: int | None
+) -> Callable[[Asked], bytes]:
+    """Return a service with smaller pages than asked for, odd counts, and a link that is right, null or absent."""
 
     def respond(asked: Asked) -> bytes:
         low, high = asked.query.get("updated_start", ""), asked.query.get("updated_end", "9")
         shown = [item for item in held if low <= item["updated_at"] <= high]
         size, page = min(page_size, int(asked.query["limit"])), int(asked.query.get("page", "1"))
         items = shown[size * (page - 1) : size * page]
-        totals = dict(zip(_TOTALS, (None, len(shown), len(items), len(shown) + 1, 2 * len(shown), 40, 0), strict=True))
+        count = len(shown)
+        totals = dict(zip(_TOTALS, (None, count, len(items), count + 1, 2 * count, 40, 0, float(count)), strict=True))
         body: dict[str, Any] = {"data": items, "total": totals[total]}
+        if per_page is not None:
+            body["per_page"] = size if per_page < 0 else per_page
         if link != "absent":
             is_last = link == "null" or size * page >= len(shown)
             body["next_page_url"] = None if is_last else f"/files?page={page + 1}"
@@ -158,25 +163,22 @@ def _odd_service(held: list[dict[str, Any]], page_size: int, total: str, link: s
 
 
 async def test_all_files_are_found_whatever_is_counted() -> None:
-    """Every file is listed for any page size, total and link of a service that ignores no page."""
+    """Every file is listed for any page size, counts and link of a service that ignores no page."""
     random = Random(draw_seed("test_all_files_are_found_whatever_is_counted"))
     for _ in range(500 if SOAKING else 20):
         files, page_size = random.choice([5, 20, 21, 49, 50, 51, 100, 101, 250, 251]), random.choice([10, 20, 25, 50])
-        total, link, step = (
-            random.choice([*_TOTALS]),
-            random.choice(["right", "null", "absent"]),
-            random.choice([0, 60]),
-        )
+        total, link, step = random.choice(_TOTALS), random.choice(["right", "null", "absent"]), random.choice([0, 60])
+        per_page = random.choice([None, 0, 1, -1]) if total in {"none", "exact", "a fraction"} else None
         starts = [1_700_000_000 * SECOND + SECOND * (number * step or number // 7) for number in range(files)]
         held = [{"id": number, "updated_at": format_instant(at)} for number, at in enumerate(starts, start=1)]
         lake = FakeLake()
         async with (
-            scripted(_odd_service(held, page_size, total, link)) as server,
+            scripted(_odd_service(held, page_size, total, link, per_page)) as server,
             Client(server.base, "secret") as client,
         ):
             await client.list_files(FileQuery(limit=1))
             await _crawl(server, client, lake, LIST_ONLY)
-        assert len(lake.stored) == files, (files, page_size, total, link, step)
+        assert len(lake.stored) == files, (files, page_size, total, link, step, per_page)
 
 
 async def test_windows_ignored() -> None:
