@@ -6,11 +6,13 @@ import base64
 import json
 import os
 import re
+from functools import partial
 from typing import Final
 from urllib.parse import quote, quote_plus
 
 MIN_SECRET_CHARS: Final = 4  # a shorter fragment is too common to be replaced in text
 
+_URL_SAFE: Final = str.maketrans("+/", "-_")
 _TOKEN_PREFIX: Final = "SCANLAKE_TOKEN"  # noqa: S105 - the variable's name, not a token
 _NOT_TOKEN_VARIABLES: Final = frozenset({"SCANLAKE_TOKEN_FILE", "SCANLAKE_TOKEN_LOCATION"})
 
@@ -58,15 +60,18 @@ def find_token_problem(token: str) -> str | None:
 
 def encoded_forms(secret: str) -> set[str]:
     """Return the forms in which a secret can appear: plain, URL-encoded, JSON-escaped, and base64."""
-    forms = {secret, quote(secret, safe=""), quote(secret), quote_plus(secret)}
+    # A token that is base64 can come without its end, or as URLs have it.
+    dressed = {text for text in (secret.rstrip("="), secret.translate(_URL_SAFE)) if len(text) >= MIN_SECRET_CHARS}
+    spellings = {secret, *dressed}
+    forms = {encode(text) for text in spellings for encode in (str, partial(quote, safe=""), quote, quote_plus)}
     forms |= {re.sub("%..", lambda escape: escape[0].lower(), form) for form in forms}
-    for escaped in (secret, json.dumps(secret)[1:-1]):
+    for escaped in {text for form in spellings for text in (form, json.dumps(form)[1:-1])}:
         slashes = escaped.replace("/", "\\/")
         forms |= {escaped, slashes, escaped.replace("=", "\\u003d"), slashes.replace("=", "\\u003d")}
     base64_text = base64.b64encode(secret.encode()).decode()
     encoded = {base64_text, base64_text.rstrip("=")}
     encoded |= {fragment for fragment in base64_fragments(secret) if len(fragment) >= MIN_SECRET_CHARS}
-    return forms | encoded | {text.translate(str.maketrans("+/", "-_")) for text in encoded}
+    return forms | encoded | {text.translate(_URL_SAFE) for text in encoded}
 
 
 def base64_fragments(secret: str) -> list[str]:

@@ -100,6 +100,16 @@ def test_every_escaping_of_json_is_redacted(token: str, dice: random.Random) -> 
     assert json.loads(redacted) == expected
 
 
+@given(st.text("abcXYZ0189+/=-_", min_size=12, max_size=40), st.booleans())
+def test_a_token_in_json_within_json_is_redacted(token: str, escapes_slashes: bool) -> None:  # noqa: FBT001
+    """The text of a document that is itself a string, as some services write it, and a token in the dress of URLs."""
+    dressed = [token, token.rstrip("="), token.translate(str.maketrans("+/", "-_"))]
+    text = json.dumps(dressed)
+    text = text.replace("/", "\\/").replace("=", "\\u003d") if escapes_slashes else text
+    redacted = TokenRedactor(token).redact_body(json.dumps({"note": text}).encode(), error=True)
+    assert [text for text in json.loads(json.loads(redacted)["note"]) if len(text) > 3 and text in dressed] == []
+
+
 @every(
     ("token", "body"),
     [("hush/hush", rb'{"a": "\u0041\/\u003c", "b": "hush"}'), ("test", b"the latest"), ("hush/hush", b"")],
