@@ -6,6 +6,7 @@ is checked before it is requested.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urljoin
@@ -189,7 +190,10 @@ class Downloader:
                 self._resolver.check_host(link.origin[1])
                 proxy = await self._proxy_for(link.origin)
                 has_token, (url, secrets) = self._needs_token, self._authorize(link)
-                async with self.session.get(url, allow_redirects=False, proxy=proxy, headers=secrets) as answer:
+                # Of a head that arrives byte by byte no other limit ends the wait.
+                async with asyncio.timeout(self._options.attempt_timeout_seconds):
+                    head = await self.session.get(url, allow_redirects=False, proxy=proxy, headers=secrets)
+                async with head as answer:
                     status, headers = answer.status, answer.headers
                     start = await self._body_reader.stream_to(answer, download, call.label) if status == 200 else b""
             except AIOHTTP_EXCEPTIONS as error:

@@ -129,6 +129,18 @@ async def test_a_slow_body_ends(is_download: bool, client: Make) -> None:  # noq
         assert asyncio.get_running_loop().time() <= 5.5
 
 
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("is_download", [False, True])
+async def test_a_slow_head_ends(is_download: bool, client: Make) -> None:  # noqa: FBT001 - a table
+    """A head that arrives line by line ends with the time of an attempt, although each line comes soon."""
+    drip = [b"HTTP/1.1 200 OK\r\n", *[step for _ in range(80) for step in (Wait(3), b"X-A: 1\r\n")]]
+    async with scripted([drip]) as server, client(server.base, max_attempts=1, attempt_timeout_seconds=5.0) as asking:
+        with pytest.raises(RetriesExhaustedError) as raised:
+            await (asking.download_report("/r/1", io.BytesIO()) if is_download else asking.get_file(5))
+        assert raised.value.kind == "timeout"
+        assert asyncio.get_running_loop().time() <= 5.5
+
+
 async def test_no_connection_in_time(client: Make) -> None:
     """A connection that is not made in time is an error of its own: the request cannot have reached the service."""
     with socket.socket() as server, socket.socket() as first:  # its queue of connections is full
