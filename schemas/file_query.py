@@ -60,17 +60,19 @@ class FileQuery(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check the values."""
-        largest = MAX_LIMIT_WITH_INCLUDES if self.include else MAX_LIMIT
-        bounds = {name: getattr(self, name) for name in _BOUNDS}
-        fields: dict[Any, Any] = self.field_id
+        query: Any = self  # callers from outside are not always typed
+        largest, fields = MAX_LIMIT_WITH_INCLUDES if query.include else MAX_LIMIT, query.field_id
+        bounds = {name: getattr(query, name) for name in _BOUNDS}
         allowed = {
-            "reference": self.reference != "",
-            "closed": self.closed in {None, False, True},
-            "limit": self.limit is None or 1 <= self.limit <= largest,
-            "include": set(self.include) <= set(INCLUDES),
-            "field_id": all(isinstance(key, int) and isinstance(value, str) for key, value in fields.items()),
+            **{name: isinstance(getattr(query, name), str | None) for name in ("reference", "find", "lang")},
+            "closed": query.closed in (None, False, True),
+            "limit": query.limit is None or (type(query.limit) is int and 1 <= query.limit <= largest),
+            "include": isinstance(query.include, tuple | list) and all(name in INCLUDES for name in query.include),
+            "field_id": isinstance(fields, dict)
+            and all(type(key) is int and key >= 0 and isinstance(value, str) for key, value in fields.items()),
             **{name: value is None or is_moment(value) for name, value in bounds.items()},
         }
+        allowed["reference"] &= query.reference != ""
         if wrong := [name for name, is_allowed in allowed.items() if not is_allowed]:
             raise ValueError(f"{wrong[0]}: a value that the interface does not allow")
 

@@ -122,9 +122,10 @@ def open_catalog(settings: Settings) -> Iterator[duckdb.DuckDBPyConnection]:
             raise foreign_catalog_error(path) from error
         raise _open_error(path, error) from error
     with connection, tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
-        _refuse_foreign_catalog(connection, path)
+        # A view of a catalog from elsewhere could read files: it is asked for nothing before that is refused.
         restrict_access(connection, spill, settings.query_memory_bytes)
         with translate_reader_errors():
+            _refuse_foreign_catalog(connection, path)
             yield connection
 
 
@@ -203,13 +204,11 @@ def fetch_catalog_columns(lake: duckdb.DuckDBPyConnection) -> list[dict[str, Any
 def _refuse_foreign_catalog(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
     """Raise `SettingsError` if the catalog is another program's."""
     try:
-        connection.execute(f"SELECT snapshot FROM {FRESHNESS_VIEW}")
-    except (duckdb.CatalogException, duckdb.BinderException) as error:
-        raise foreign_catalog_error(path) from error
+        connection.execute(f"SELECT snapshot FROM {FRESHNESS_VIEW}").fetchall()
     except duckdb.Error as error:
-        if failure := classify_read_error(error):
-            raise failure from error
-        raise
+        if is_interrupt(error) or isinstance(error, duckdb.OutOfMemoryException):
+            raise
+        raise classify_read_error(error) or foreign_catalog_error(path) from error
 
 
 def restrict_access(connection: duckdb.DuckDBPyConnection, spill: str, memory: int) -> None:

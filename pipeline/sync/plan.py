@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Final, Literal
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pipeline.client.client import create_client
+from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail
 from pipeline.crawl.windows import ALL_TIME, Window, uncovered_windows
 from pipeline.lake.folder_checks import require_lake, require_lake_or_empty
@@ -139,11 +140,17 @@ def _count_list_calls(options: CrawlOptions, files: int) -> int:
 
 async def _fetch_sample(client: Client, options: CrawlOptions, files: int) -> tuple[int, float, int]:
     """Fetch a page from the middle of the list, with details; return its files, their seconds and compressed bytes."""
+
+    async def fetch(key: int) -> object:
+        with suppress(RetriesExhaustedError):  # one bad file is a reject of the sync
+            return await client.get_file(key, lang=options.lang)
+        return None
+
     query = options.query()
     page = await client.list_files(query, page=1 + files // query.page_size // 2)
     items, started = [item for item in page.items if item.id is not None], time.monotonic()
     keys = [] if options.fetch_details == "never" else [options.get_key(item) or 0 for item in items]
-    details = await asyncio.gather(*(client.get_file(key, lang=options.lang) for key in keys))
+    details = await asyncio.gather(*map(fetch, keys))
     seconds = time.monotonic() - started
     documents = [item.raw for item in items] + [detail.raw for detail in details if isinstance(detail, Detail)]
     return len(items), seconds, len(pa.compress(b"".join(documents), "zstd", asbytes=True))

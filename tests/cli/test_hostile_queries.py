@@ -16,6 +16,7 @@ from pipeline.lake.reader import check_query, open_catalog, translate_query_erro
 from pipeline.reports.selection import Selection, select_files, select_references
 from pipeline.settings import Settings
 from tests.cli.test_query_access import fingerprint
+from tests.processes import forked
 from tests.soaking import sample
 
 if TYPE_CHECKING:
@@ -195,6 +196,22 @@ def test_conditions_of_reports_and_shares_are_queries_too(places: dict[str, str]
             with pytest.raises(SettingsError):
                 select_references(db, condition)
     assert fingerprint(lake) == before
+
+
+@pytest.mark.parametrize("command", [("query", "SELECT 1"), ("status",), ("tables",)])
+def test_a_catalog_from_elsewhere_reads_no_file(command: tuple[str, ...], tmp_path: Path) -> None:
+    """A view of a catalog that opens a file when it is looked at is refused before it does."""
+    secret = tmp_path / "secret.txt"
+    secret.write_text("TOP SECRET")
+    (lake := tmp_path / "lake").mkdir()
+    with duckdb.connect(str(lake / "catalog.duckdb")) as db:
+        db.execute("CREATE SCHEMA meta")
+        source = f"SELECT CAST(content AS BIGINT) AS snapshot FROM read_text('{secret}')"
+        db.execute(f"CREATE VIEW meta.freshness AS {source}")
+    answer = forked(lake, "--log-file", str(log := tmp_path / "log"), *command)
+    assert (answer.code, answer.out) == (2, "")
+    assert "not scanlake's" in answer.err
+    assert "SECRET" not in answer.err + (log.read_text() if log.exists() else "")
 
 
 def test_duckdb_itself_opens_no_other_file(places: dict[str, str], lake: Path) -> None:

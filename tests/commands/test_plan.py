@@ -87,6 +87,14 @@ async def test_lists_of_any_length_are_counted(
     assert told.seconds is None, "without a rate it does not guess"
 
 
+async def test_a_file_without_a_detail_is_no_end(tmp_path: Path) -> None:
+    """A file whose detail always fails is a reject of the sync, and costs a plan its detail alone."""
+    async with Emulator(60, seed=SEED) as emulator:
+        emulator.set_faults(poison=(emulator.world.keys()[20],))
+        settings = Settings(base_url=emulator.base_url, lake=tmp_path / "lake")
+        assert (await plan_sync(settings, emulator.token)).files_to_fetch == 60
+
+
 async def test_a_sample_heeds_the_rate_limit(tmp_path: Path) -> None:
     """The time is estimated by the pace that the service allows."""
     async with Emulator(450, seed=SEED) as emulator:
