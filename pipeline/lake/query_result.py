@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import duckdb
 import pyarrow as pa
 
-from pipeline.lake.sql import sql_identifier
+from pipeline.lake.sql import sql_literal
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -43,15 +43,12 @@ def write_jsonl(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
 
 
 def _json_rows(result: duckdb.DuckDBPyRelation) -> Iterator[bytes]:
-    """Yield each row as a JSON object; instants are ISO-8601 in UTC."""
-    columns = (
-        f"{_to_iso(index, str(kind))} AS {sql_identifier(name)}"
+    """Yield each row as a JSON object; instants are ISO-8601 in UTC, values of type JSON as they are."""
+    members = (
+        f"{sql_literal(json.dumps(name, ensure_ascii=False) + ':')} || coalesce({_to_json(index, str(kind))}, 'null')"
         for index, (name, kind) in enumerate(zip(_name_keys(result), result.types, strict=True), start=1)
     )
-    # The alias is a name that no column has: to_json(x) would take a column x instead of the row.
-    row = sql_identifier("scanlake row")
-    named = result.project(", ".join(columns)).set_alias("scanlake row")
-    for (line,) in iter_rows(named.project(f"to_json({row})::VARCHAR AS line")):
+    for (line,) in iter_rows(result.project(f"concat('{{', concat_ws(',', {', '.join(members)}), '}}') AS line")):
         text = line.encode()
         yield _NOT_FINITE.sub(_quote_number, text) if b"NaN" in text or b"Infinity" in text else text
 
@@ -66,13 +63,15 @@ def _name_keys(result: duckdb.DuckDBPyRelation) -> list[str]:
     return list(names.values())
 
 
-def _to_iso(index: int, kind: str) -> str:
-    """Return the SQL of a column, an instant as text in ISO-8601; the type with a zone shows UTC."""
+def _to_json(index: int, kind: str) -> str:
+    """Return the SQL of a column's value as JSON text."""
+    if kind == "JSON":  # as it is, on one line: `to_json` would round its numbers, and a string has no end of line
+        return f"translate(#{index}::VARCHAR, chr(10) || chr(13), '  ')"
     if not _INSTANT_TYPE.fullmatch(kind):
-        return f"#{index}"
-    instant = f"CAST(#{index} AS TIMESTAMP)" if "ZONE" in kind else f"#{index}"
+        return f"to_json(#{index})::VARCHAR"
+    instant = f"CAST(#{index} AS TIMESTAMP)" if "ZONE" in kind else f"#{index}"  # the type with a zone is UTC here
     text = f"CAST({instant} AS VARCHAR)"
-    return f"CASE WHEN isfinite({instant}) THEN replace({text}, ' ', 'T') || 'Z' ELSE {text} END"
+    return f"to_json(CASE WHEN isfinite({instant}) THEN replace({text}, ' ', 'T') || 'Z' ELSE {text} END)::VARCHAR"
 
 
 def _quote_number(match: re.Match[bytes]) -> bytes:

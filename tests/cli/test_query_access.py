@@ -115,6 +115,13 @@ def test_values_that_json_does_not_have(main: Scanlake) -> None:
         }  # fmt: skip
 
 
+def test_numbers_of_a_json_text_are_as_received(main: Scanlake) -> None:
+    """A value of type JSON is written digit by digit, on one line, beside other columns with odd names."""
+    text = '{"a": 1.10,\n "b": 52.12345678901234567890, "c": [1E2, "x\\n"]}'
+    out = main("query", f"""SELECT '{text}'::JSON AS "o'd""d", NULL::JSON AS n""", "--format", "jsonl").out
+    assert out == r'{"o\'d\"d":'.replace(r"\'", "'") + text.replace("\n", " ") + ',"n":null}\n'
+
+
 def test_odd_types_can_be_written(main: Scanlake) -> None:
     """Lists, intervals, decimals, moments with zones and repeated column names come out in every format."""
     question = (
