@@ -65,7 +65,7 @@ def _suggest_next_step(summary: SyncSummary, delta: RunDelta, lake: LakeStats, *
     if summary.watermark is None:
         return "run `scanlake sync` again: part of the list was not consistent"
     if summary.rejects:
-        return 'scanlake query "FROM meta.rejects" lists the rejects; every run retries them'
+        return 'scanlake query "FROM meta.rejects" lists the rejects; every run retries files'
     if lake.verified_at is None and not delta.added:
         return "scanlake verify detects deleted files; a sync cannot"
     return "scanlake status, or open catalog.duckdb read-only"

@@ -247,10 +247,12 @@ def _format_status(status: LakeStatus) -> str:
     if status.runs:
         lines += ["", format_table(_RUN_HEADINGS, map(_format_run, status.runs), null="")]
     if status.rejects:
-        lines.append("Rejects (each is retried in every run; see meta.rejects):")
+        lines.append("Rejects (every run retries the files; see meta.rejects):")
         for reject in status.rejects[:_MAX_REASONS]:
             ids = ", ".join(str(file_id) for file_id in reject.file_ids if file_id is not None)
             lines.append(f"  {reject.files:,} x {to_one_line(reject.reason)}" + (f": {ids}" if ids else ""))
+        if any(None in reject.file_ids for reject in status.rejects):
+            lines.append("  A list item without an id is forgotten by the first verify that does not see it.")
     return "\n".join(line.removesuffix("\n") for line in lines) + "\n"
 
 

@@ -92,7 +92,7 @@ _WINDOWS: Final = MetaTable(
 )
 _REJECTS: Final = MetaTable(
     "rejects",
-    "One row per document or file that was rejected. Every run tries the files again.",
+    "One row per rejected file, which every run tries again, or list item without an id, until a verify misses it.",
     (
         ("file_id", "BIGINT", "File, if the document has a usable id."),
         ("reason", "VARCHAR", "Problem of the document or file."),

@@ -32,7 +32,7 @@ from pipeline.lake.ledger_format import (
 from pipeline.lake.ledger_queries import KEPT_PROPERTIES, LakeProperties, LedgerQueries, RunRecord, SnapshotRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pipeline.lake.ledger_queries import Commit, FileVersionRecord, Part, VerificationRecord
@@ -265,6 +265,13 @@ class Ledger(LedgerQueries):
                 rejects,
             )
             require_publish(db)
+
+    def delete_rejects_without_id(self, run_id: str, is_listed: Callable[[bytes], bool]) -> None:
+        """Delete the rejects without an id that a complete list does not have, unless this run has recorded them."""
+        with self.transaction() as db:
+            rows = db.execute("SELECT * FROM reject WHERE file_id IS NULL AND run_id <> ?", (run_id,)).fetchall()
+            unlisted = [(row["reject_key"],) for row in rows if not is_listed(row["document"])]
+            db.executemany("DELETE FROM reject WHERE reject_key = ?", unlisted)
 
     def mark_unstable(self, file_ids: Iterable[int]) -> None:
         """Have the next crawl that lists these files fetch them, also if it lists them as they are."""

@@ -27,6 +27,7 @@ from pipeline.sync.differences import Differences, has_lost_too_many, select_rot
 from pipeline.sync.run import open_run
 from schemas.file_query import MAX_LIMIT
 from schemas.file_versions import Tombstone, same_content
+from schemas.json_decode import decode_object
 from schemas.timestamps import DAY, SECOND, now_us, to_datetime
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ class _Verify:
         self._uncompared = 0
         self._new_files: set[int] = set()
         self._file_count = self._items_without_id = 0
+        self._names_without_id: set[tuple[str, ...]] = set()
         self._moved_back = 0  # files whose update time is earlier in the service than in the lake
 
     async def run(self) -> VerifyResult:
@@ -224,7 +226,9 @@ class _Verify:
         Differences at or after the limit are expected: the file changed during the verify. Of files without an update
         time the list does not show whether they differ.
         """
-        self._items_without_id += sum(reject.file_id is None for reject in batch.rejects)
+        items = [reject.document for reject in batch.rejects if reject.file_id is None]
+        self._items_without_id += len(items)
+        self._names_without_id.update(map(_name_item, items))
         stored = await self._run.lookup_versions([version.file_id for version in batch.versions])
         for version in batch.versions:
             is_new = version.file_id not in stored or stored[version.file_id].deleted
@@ -389,6 +393,9 @@ class _Verify:
             is_consistent = not (differences.missing or differences.stale or differences.deleted or differences.details)
         else:
             is_consistent = not self._has_unrepaired_files()
+            if not unproven_windows:
+                names = self._names_without_id
+                run.ledger.delete_rejects_without_id(run.run_id, lambda item: _name_item(item) in names)
         # Both sides count: a file that the list does not show is no proof that the lake has what the service has.
         rejects = run.ledger.count_rejected_files() + self._items_without_id
         is_consistent = is_consistent and not differences.unlisted and not rejects and not self._uncompared
@@ -444,6 +451,12 @@ class _Verify:
             ):
                 return True
         return False
+
+
+def _name_item(document: bytes) -> tuple[str, ...]:
+    """Return what names a list item without an id, whatever includes it has: its reference and update time."""
+    item = decode_object(document)
+    return (str(item.get("scan_code")), str(item.get("updated_at"))) if item else (document.hex(),)
 
 
 def _split_rounds(file_ids: Iterable[int]) -> Iterator[list[int]]:

@@ -52,7 +52,7 @@ async def test_a_sync_says_what_did_not_come_in(tmp_path: Path) -> None:
         second = await called(tmp_path, "sync", **given, SCANLAKE_VERIFY_EVERY_DAYS="0.000001")
     assert (first.code, second.code) == (4, 0), first.err + second.err
     assert f"\nrejects    1; 1 x detail: GET /files/{gone}: HTTP 500: Error 500 (after 1 attempt).\n" in first.out
-    assert '\nnext       scanlake query "FROM meta.rejects" lists the rejects; every run retries them\n' in first.out
+    assert '\nnext       scanlake query "FROM meta.rejects" lists the rejects; every run retries files\n' in first.out
     assert "\nverify (due every 1e-06 days):\n7 files in the service's list, 7 in the lake\n" in second.out
     assert f"  1 deleted in the service (now in deleted_files): {gone}\n" in second.out
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import typing
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +17,7 @@ from pipeline.errors import ProtocolError, SettingsError
 from pipeline.run_summaries import format_verification
 from pipeline.sync.verify import VerifyMode
 from schemas.timestamps import SECOND
+from tests.lake.lake_builder import insert_reject
 from tests.processes import ran
 from tests.stateful import lies
 from tests.stateful.lies import Lie, LyingEmulator
@@ -228,16 +231,47 @@ async def test_deletions_that_are_not_proven_are_named(lake: Path) -> None:
     async with Emulator(280, seed=SEED) as emulator:
         emulator.world.touch(emulator.world.keys(), at=emulator.world.clock.now() - 3_600 * SECOND)
         await synced(emulator, lake, fetch_details="never", includes=())
+        with tampered(lake) as ledger:
+            insert_reject(ledger, None, b'{"id": null}')
         gone = emulator.world.delete(emulator.world.pick_random(3))
         emulator.set_quirks(order="shuffled")  # a second of more than a page is never consistent
         found = await verified(emulator, lake, fetch_details="never", includes=())
     assert (found.consistent, found.unproven_windows, found.deleted) == (False, 1, 0)
+    assert asked(lake, "SELECT document FROM reject") == [(b'{"id": null}',)]
     assert set(gone) <= set(found.ids["unproven"])
     assert found.unproven == len(found.ids["unproven"]) <= 20
     first = ", ".join(map(str, found.ids["unproven"][:3]))
     told = f"  {found.unproven} not in a list that was not consistent: deletion not proven (kept): {first}"
     assert told in format_verification(found)
     assert count_files(lake) == 280
+
+
+async def test_a_list_item_without_an_id_is_forgotten(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verify forgets rejects without an id that its complete list does not have; includes make no other item."""
+    hidden = set[str]()
+
+    def hide_ids(answer: lies.Answer) -> None:
+        for item in answer.items:
+            item["id"] = None if item["scan_code"] in hidden else item["id"]
+
+    def named() -> set[str]:
+        return {json.loads(document)["scan_code"] for (document,) in asked(lake, "SELECT document FROM reject")}
+
+    monkeypatch.setitem(lies.LISTS, "hide ids", hide_ids)
+    async with LyingEmulator(10, seed=SEED) as emulator:
+        counts = Counter(true["detail"]["scan_code"] for true in emulator.truth())
+        codes = sorted(code for code, count in counts.items() if count == 1)[:3]
+        hidden.update(codes)
+        emulator.lies = [Lie("list: hide ids")]
+        await synced(emulator, lake)
+        hidden.remove(codes[0])
+        assert (await verified(emulator, lake, DRY)).rejects == 2
+        assert named() == set(codes)
+        assert (await verified(emulator, lake)).rejects == 2
+        assert named() == hidden
+        emulator.lies = []
+        assert (await verified(emulator, lake)).missing == 2
+        assert named() == set()
 
 
 async def test_every_way_of_being_gone(lake: Path) -> None:
