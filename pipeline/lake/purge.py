@@ -14,6 +14,7 @@ import sqlite3
 from contextlib import closing, suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, quote_plus
 
 import duckdb
 import pyarrow as pa
@@ -39,6 +40,7 @@ from pipeline.lake.parts import (
     write_batches,
 )
 from pipeline.lake.sql import sql_read_parquet
+from schemas.json_decode import decode_object
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FILES, RAW
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ _WRITTEN_OPTIONS: Final = ("selection", "title", "purpose")
 """Options of a report job that people write."""
 _NO_END: Final = (MAX_FILE_ID, MAX_FILE_ID)
 _DOCUMENTS: Final = ("list_item", "detail")
+_WORD_START: Final = r"(?:(?<!\w)|(?<=%[0-9A-F]{2})|(?<=\\[bfnrt])|(?<=\\u[0-9a-f]{4}))"  # also after an escape
 _ID_IN_JSON_GLOB: Final = "*[^0-9]{}[^0-9]*"  # an id in the JSON of a verification
 _MAX_SHOWN_IDS: Final = 10
 
@@ -134,12 +137,14 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
         return PurgeResult(selected, (), 0, 0, last.snapshot if last is not None else 0)
     new = [rewritten for part in old for rewritten in _rewrite_part_without(lake, part, findings.condition)]
     references, keys = _references_of(lake, findings.condition), findings.list_whole_keys()
+    words, ids = _compile_words(references), {*map(str, keys), *_upload_ids_of(lake, findings.condition)}
     snapshot_count = len(list_snapshots(layout))
     with ledger.transaction() as db:
         replace_parts(db, (part.name for part in old), new, at=at)
-        _forget_reports(db, keys, references)
+        _forget_reports(db, keys, references, words)
         for table in _TABLES_BY_FILE:
             db.executemany(f"DELETE FROM {table} WHERE file_id = ?", [(file_id,) for file_id in selected])
+        _forget_rejects(db, words, ids)
         # The ids of a verification would still name a purged file.
         patterns = [(_ID_IN_JSON_GLOB.format(file_id),) for file_id in selected]
         db.executemany("UPDATE verification SET ids = '{}' WHERE ids GLOB ?", patterns)
@@ -155,7 +160,29 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
     return PurgeResult(selected, tuple(sorted(stored)), len(old), snapshot_count, record.snapshot)
 
 
-def _forget_reports(db: sqlite3.Connection, file_ids: Iterable[int], references: Sequence[str]) -> None:
+def _compile_words(references: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern of the references as words, also as JSON and URLs have them."""
+    forms = set[str]()
+    for text in filter(None, references):
+        escaped = {json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
+        forms |= {text, *escaped, *(form.replace("/", "\\/") for form in escaped)}
+        forms |= {quote(text), quote(text, safe=""), quote_plus(text)}
+    longest_first = sorted(forms, key=len, reverse=True)
+    return re.compile(rf"{_WORD_START}({'|'.join(map(re.escape, longest_first))})(?!\w)" if forms else "(?!)")
+
+
+def _forget_rejects(db: sqlite3.Connection, words: re.Pattern[str], ids: Iterable[str]) -> None:
+    """Delete the rejects without an id whose document has one of the words, or one of the ids as a number."""
+    numbers = "|".join(ids)
+    pattern = re.compile(rf"{words.pattern}|[\s:,\[](?:{numbers}|\"(?:{numbers})\")\s*[,\]}}]")
+    for key, document in db.execute("SELECT reject_key, document FROM reject WHERE file_id IS NULL").fetchall():
+        if pattern.search(document.decode("utf-8", "replace")):
+            db.execute("DELETE FROM reject WHERE reject_key = ?", (key,))
+
+
+def _forget_reports(
+    db: sqlite3.Connection, file_ids: Iterable[int], references: Sequence[str], words: re.Pattern[str]
+) -> None:
     """Delete what the request log has of files: their rows, batches and orders without others, their references."""
     rows = [(file_id, None) for file_id in file_ids] + [(None, reference) for reference in references]
     batches = set[tuple[str, int]]()
@@ -175,13 +202,11 @@ def _forget_reports(db: sqlite3.Connection, file_ids: Iterable[int], references:
             " AND NOT EXISTS (SELECT 1 FROM report_file WHERE job = ?1 AND batch = ?2)",
             batches,
         )
-    if references:
-        words = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, references))})(?!\w)")
-        for job, text in db.execute("SELECT job, options FROM report_job").fetchall():
-            options = json.loads(text)
-            written = {name: _without_words(options.get(name), words) for name in _WRITTEN_OPTIONS}
-            changed = json.dumps(options | written, sort_keys=True)
-            db.execute("UPDATE report_job SET options = ? WHERE job = ?", (changed, job))
+    for job, text in db.execute("SELECT job, options FROM report_job").fetchall():
+        options = json.loads(text)
+        written = {name: _without_words(options.get(name), words) for name in _WRITTEN_OPTIONS}
+        changed = json.dumps(options | written, sort_keys=True)
+        db.execute("UPDATE report_job SET options = ? WHERE job = ?", (changed, job))
 
 
 def _without_words(value: Any, words: re.Pattern[str]) -> Any:
@@ -335,6 +360,21 @@ def _references_of(lake: Lake, condition: str) -> list[str]:
                 sql = f"SELECT DISTINCT {values[part.table_name]} FROM {source} WHERE {condition}"
                 references.update(row[0] for row in db.execute(sql).fetchall() if row[0] is not None)
     return sorted(references)
+
+
+def _upload_ids_of(lake: Lake, condition: str) -> set[str]:
+    """Return the ids of uploads in the documents of the files."""
+    ids = set[str]()
+    with open_worker_connection(lake.layout.spill_dir) as db:
+        for part in lake.ledger.parts():
+            if part.table_name == RAW_TABLE:
+                source = sql_read_parquet([lake.layout.part_path(part.name)])
+                rows = db.execute(f"SELECT unnest([{', '.join(_DOCUMENTS)}]) FROM {source} WHERE {condition}")
+                while row := rows.fetchone():
+                    uploads = decode_object(row[0] or b"").get("uploads")
+                    for upload in uploads if isinstance(uploads, list) else ():
+                        ids.add(str(upload.get("id")) if isinstance(upload, dict) else "")
+    return set(filter(str.isdecimal, ids))
 
 
 def _rewrite_part_without(lake: Lake, part: Part, condition: str) -> list[Part]:

@@ -1,0 +1,59 @@
+"""What a purge leaves of a file in records that do not name it by its id: nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pipeline.lake.lake import Lake
+from tests.lake import lake_builder
+from tests.lake.lake_builder import AT, commit, insert_reject
+from tests.lake.operations import told
+from tests.lake.test_purge import purged
+from tests.sync.sync_harness import asked
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from schemas.file_versions import FileVersion
+
+
+def store(held: Lake, file_id: int, **values: Any) -> None:
+    """Publish a file whose documents have these values, too."""
+    make = lake_builder.version
+
+    def version(*rest: Any) -> FileVersion:
+        made = make(*rest)
+        document = json.dumps(json.loads(made.detail or b"") | values).encode()
+        return made._replace(list_item=document, detail=document)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lake_builder, "version", version)
+        commit(held, {file_id: 1})
+    held.publish("", at=AT, complete=True, watermark=AT)
+
+
+def test_rejects_without_an_id_that_are_of_it_go(lake: Path) -> None:
+    """Rejects without an id go that have its reference, in any spelling of JSON, its id or that of its upload."""
+    of_it = [
+        b'{"id": null, "scan_code": "r\\u00e9f\\/1"}',
+        '{"id": null, "scan_code":"réf/1"}'.encode(),
+        b'{"uploads": [{"file_id": 4711}]}',
+        b'{"uploads": [{"id":"98765"}]}',
+        b'{"scan_code": "r\xe9f", "file_id": 4711}',
+    ]
+    others = [
+        (None, b'{"scan_code": "r", "id": 4711.5, "at": "2024-4711-98765"}'),
+        (None, b'{"scan_code": "ref/1", "x": 47112}'),
+        (12, b'{"id": 12, "uploads": [{"file_id": 4711}]}'),
+    ]
+    with Lake(lake, doing="test") as held:
+        store(held, 4711, scan_code="réf/1", uploads=[{"id": 98765}, {"id": "x"}, None])
+        with held.ledger.transaction() as db:
+            for place, row in enumerate([*others, *((None, document) for document in of_it)]):
+                insert_reject(db, *row, key=f"document {place}")
+    purged(lake, 4711)
+    assert asked(lake, "SELECT file_id, document FROM reject ORDER BY file_id, document") == others
+    assert "is forgotten by the first verify that does not see it" in told(lake, "status")
