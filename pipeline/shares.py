@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from pydantic import ValidationError
 
 from pipeline.client.errors import OutcomeUnknownError, RequestRejectedError
-from pipeline.crawl.models import parse_reference
+from pipeline.crawl.models import CrawlOptions, parse_reference
 from pipeline.errors import ScanlakeError, SettingsError
 from pipeline.lake.layout import hold_lock
 from pipeline.lake.request_log import ShareRecord, ShareState
@@ -117,7 +117,7 @@ class ShareRun:
     async def _share_one(self, request: ShareRequest, now: int) -> ShareOutcome:
         record = _to_record(request, now)
         if self._force_new or not await asyncio.to_thread(self._request_log.has_share, record.request, now=now):
-            await self._warn_if_ambiguous(request.reference)
+            record = replace(record, file_ids=json.dumps(await self._find_files(request.reference)))
         number, existing = await asyncio.to_thread(
             lambda: self._request_log.begin_share(record, now=now, renew=self._force_new)
         )
@@ -136,14 +136,16 @@ class ShareRun:
             raise
         return await self._finish(record, number, ShareState.CREATED, url=url)
 
-    async def _warn_if_ambiguous(self, reference: str) -> None:
-        """Warn if several files have the reference: the service shares one of them, and does not answer which."""
+    async def _find_files(self, reference: str) -> list[int | None]:
+        """Return the files with the reference. Warn of several: the service shares one, and does not answer which."""
         page = await self._client.list_files(FileQuery(reference=reference, limit=_MAX_COUNTED_FILES))
         # The references are compared here too: a service that ignores the condition lists all files.
-        files = sum(parse_reference(item.raw) == reference for item in page.items)
-        if files > 1:
+        items = [item for item in page.items if parse_reference(item.raw) == reference]
+        if (files := len(items)) > 1:
             count = max(files, page.total or 0) if files == len(page.items) else files
             log.warning("share.reference_ambiguous", reference=reference, files=count, hint="the service picks one")
+        properties = await asyncio.to_thread(lambda: self._request_log.ledger.properties)
+        return list(map(CrawlOptions(identity=properties.identity).get_key, items))
 
     async def _create(self, request: ShareRequest, number: int) -> str:
         """Request the share. A run that must stop waits for the response, so that the outcome is known."""

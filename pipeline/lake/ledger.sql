@@ -103,11 +103,13 @@ CREATE TABLE report_order (
     PRIMARY KEY (job, batch, attempt)
 );
 
--- A share is recorded as 'pending' before it is requested; request is the hash of the requested link.
+-- A share is recorded as 'pending' before it is requested; request is the hash of the requested link. file_ids are the
+-- files that had the reference then, as JSON: a purge finds the share although the reference has changed.
 CREATE TABLE share (
     share INTEGER PRIMARY KEY, request TEXT NOT NULL, reference TEXT NOT NULL, customer_reference TEXT,
     state TEXT NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER, send_email INTEGER NOT NULL,
-    email TEXT, dl TEXT, language TEXT, lang TEXT, timezone TEXT, username TEXT, share_url TEXT, error TEXT
+    email TEXT, dl TEXT, language TEXT, lang TEXT, timezone TEXT, username TEXT, share_url TEXT, error TEXT,
+    file_ids TEXT
 );
 CREATE INDEX share_request ON share (request);
 

@@ -55,6 +55,7 @@ MAX_FILE_ID: Final = 2**63 - 1
 _TABLES_BY_FILE: Final = ("file_version", "superseded_version", "reject", "refetch_queue", "report_file")
 _WRITTEN_OPTIONS: Final = ("selection", "title", "purpose")
 """Options of a report job that people write."""
+_SHARE_OF_FILE: Final = "?1 IN (SELECT value FROM json_each(file_ids))"
 _NO_END: Final = (MAX_FILE_ID, MAX_FILE_ID)
 _DOCUMENTS: Final = ("list_item", "detail")
 _WORD_START: Final = r"(?:(?<!\w)|(?<=%[0-9A-F]{2})|(?<=\\[bfnrt])|(?<=\\u[0-9a-f]{4}))"  # also after an escape
@@ -136,7 +137,7 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
     if not stored and not in_progress:  # purged before
         return PurgeResult(selected, (), 0, 0, last.snapshot if last is not None else 0)
     new = [rewritten for part in old for rewritten in _rewrite_part_without(lake, part, findings.condition)]
-    references, keys = _references_of(lake, findings.condition), findings.list_whole_keys()
+    references, keys = _references_of(lake, findings), findings.list_whole_keys()
     words, ids = _compile_words(references), {*map(str, keys), *_upload_ids_of(lake, findings.condition)}
     snapshot_count = len(list_snapshots(layout))
     with ledger.transaction() as db:
@@ -283,9 +284,10 @@ def _check_known(ledger: Ledger, file_ids: Collection[int]) -> None:
 
 def _ids_in_ledger(ledger: Ledger, file_ids: Sequence[int]) -> set[int]:
     """Return those of the ids that the ledger itself contains."""
-    tables = " UNION ALL ".join(f"SELECT 1 FROM {table} WHERE file_id = ?2" for table in (*_TABLES_BY_FILE, "image"))
-    sql = f"SELECT 1 FROM verification WHERE ids GLOB ?1 UNION ALL {tables} LIMIT 1"
-    return {file_id for file_id in file_ids if ledger.query(sql, (_ID_IN_JSON_GLOB.format(file_id), file_id))}
+    tables = " UNION ALL ".join(f"SELECT 1 FROM {table} WHERE file_id = ?1" for table in (*_TABLES_BY_FILE, "image"))
+    others = f"SELECT 1 FROM verification WHERE ids GLOB ?2 UNION ALL SELECT 1 FROM share WHERE {_SHARE_OF_FILE}"
+    sql = f"{others} UNION ALL {tables} LIMIT 1"
+    return {file_id for file_id in file_ids if ledger.query(sql, (file_id, _ID_IN_JSON_GLOB.format(file_id)))}
 
 
 def _ids_in_snapshots(lake: Lake, file_ids: Collection[int]) -> set[int]:
@@ -345,19 +347,22 @@ def read_ids_in_ledger(path: Path, file_ids: Collection[int]) -> set[int]:
         return {row[0] for select in selects for row in db.execute(select, (ids,))}
 
 
-def _references_of(lake: Lake, condition: str) -> list[str]:
+def _references_of(lake: Lake, findings: _Findings) -> list[str]:
     """Return every reference that the files have had: shares are recorded under it.
 
-    The documents know those of versions whose rows are no longer in a table.
+    The documents know those of versions whose rows are no longer in a table, and requests those of expired documents.
     """
     in_documents = ", ".join(f"TRY(json_extract_string(decode({name}), '$.scan_code'))" for name in _DOCUMENTS)
     values = {FILES.name: "scan_code", DELETED_FILES.name: "scan_code", RAW_TABLE: f"unnest([{in_documents}])"}
-    references = set[str]()
+    of_requests = "SELECT reference FROM report_file WHERE file_id = ?1 UNION SELECT reference FROM share WHERE"
+    keys = [(key,) for key in findings.list_whole_keys()]
+    requests = chain.from_iterable(lake.ledger.query(f"{of_requests} {_SHARE_OF_FILE}", key) for key in keys)
+    references = {row[0] for row in requests if row[0] is not None}
     with open_worker_connection(lake.layout.spill_dir) as db:
         for part in lake.ledger.parts():
             if part.table_name in values:
                 source = sql_read_parquet([lake.layout.part_path(part.name)])
-                sql = f"SELECT DISTINCT {values[part.table_name]} FROM {source} WHERE {condition}"
+                sql = f"SELECT DISTINCT {values[part.table_name]} FROM {source} WHERE {findings.condition}"
                 references.update(row[0] for row in db.execute(sql).fetchall() if row[0] is not None)
     return sorted(references)
 

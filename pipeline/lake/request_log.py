@@ -129,7 +129,7 @@ class ReportOrderRecord(Struct, frozen=True):
 
 
 class ShareRecord(Struct, frozen=True):
-    """One share link. `request` is the hash of all parameters of the request."""
+    """One share link. `request` is the hash of all parameters of the request, `file_ids` a list in JSON."""
 
     request: str
     reference: str
@@ -146,6 +146,7 @@ class ShareRecord(Struct, frozen=True):
     username: str | None = None
     share_url: str | None = None
     error: str | None = None
+    file_ids: str | None = None
 
 
 _FIND_SHARE: Final = (

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from pipeline.lake.lake import Lake
-from pipeline.lake.request_log import FileConfirmation, OrderState, ReportBatch, ReportJob, ReportJobFile, RequestLog
+from pipeline.lake.request_log import (
+    FileConfirmation,
+    OrderState,
+    ReportBatch,
+    ReportJob,
+    ReportJobFile,
+    RequestLog,
+    ShareRecord,
+    ShareState,
+)
 from pipeline.reports.models import JobOptions
 from tests.lake import lake_builder
 from tests.lake.lake_builder import AT, commit
@@ -90,3 +99,28 @@ def test_shares_of_a_former_reference_are_forgotten(tmp_path: Path, monkeypatch:
                 )
     purged(lake, 1)
     assert asked(lake, "SELECT reference FROM share") == [("ref 2",)]
+
+
+def make_share(reference: str, file_ids: str | None) -> ShareRecord:
+    """Return a share under a reference that these files had."""
+    return ShareRecord("x", reference, None, ShareState.CREATED, AT, None, send_email=False, file_ids=file_ids)
+
+
+def test_references_that_no_document_has_are_forgotten(lake: Path) -> None:
+    """Shares, and the words of a job, go under former references: of a report of the file, and of a share of it."""
+    title = "Of f0rmer 1, of f0rmer 2 and of f0rmer 3."
+    options = JobOptions("http://service", {"kind": "ids"}, title=title).to_json()
+    with Lake(lake, doing="test") as held:
+        log = RequestLog(held.ledger)
+        log.create(ReportJob("job", "folder", options, "{}", AT), [ReportJobFile(0, 11, "f0rmer 1", None, None)], [])
+        for number, file_ids in ((1, None), (2, "[4711, 11]"), (3, "[12, 111]")):
+            log.begin_share(make_share(f"f0rmer {number}", file_ids), now=AT, renew=True)
+    assert purged(lake, 11).known == (11,)
+    assert asked(lake, "SELECT reference FROM share") == [("f0rmer 3",)]
+    ((stored,),) = asked(lake, "SELECT options FROM report_job")
+    assert json.loads(stored)["title"] == "Of purged, of purged and of f0rmer 3."
+    assert not {"f0rmer 1", "f0rmer 2"}.intersection(re.findall(r"f0rmer \d", everything(lake)))
+    with Lake(lake, doing="test") as held:
+        RequestLog(held.ledger).begin_share(make_share("f0rmer 4", "[11]"), now=AT, renew=True)
+    purged(lake, 11)
+    assert asked(lake, "SELECT reference FROM share") == [("f0rmer 3",)], "a file that only a share has had since"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pty
 import sqlite3
@@ -215,6 +216,9 @@ async def test_shares_by_condition(scene: Scene) -> None:
     await create_shares(emulator, lake, {"reference": name, "email": "a@x.example"})
     paths = [request.raw_path.partition("?")[0].rpartition("/")[2] for request in emulator.log]
     assert paths == ["files", "share"], "the service picks one of the files only when that has been said"
+    with closing(sqlite3.connect(lake / "ledger.sqlite")) as ledger:
+        ((file_ids,),) = ledger.execute("SELECT file_ids FROM share WHERE email IS NOT NULL").fetchall()
+    assert sorted(json.loads(file_ids)) == sorted(emulator.world.by_reference[name])
     emulator.reset()
     answer = await scene.command("share", name)
     assert (answer.code, emulator.requests) == (ExitCode.OK, 0), "the link is not reused"
