@@ -27,7 +27,7 @@ RESTORE_IN_PROGRESS: Final = "RESTORE_IN_PROGRESS"
 """Name of the file that marks a folder whose restore is running or was killed."""
 RESTORE_MARK: Final = b"scanlake restore\n"
 _LOST_AND_FOUND: Final = "lost+found"  # a folder in the root of a file system
-_RUN_STATS: Final = "run_stats.json"  # which a failed first run leaves, and no lake needs
+RUN_STATS: Final = "run_stats.json"  # which a failed first run leaves, and no lake needs
 _RUN_STATS_BEGIN: Final = b'{"runs":'
 
 
@@ -104,7 +104,7 @@ def _has_content(path: Path, begin: bytes) -> bool:
 
 def is_run_stats(path: Path) -> bool:
     """Return whether a file is the statistics of runs as scanlake writes them; empty or zeros after a kill."""
-    is_file = path.name == _RUN_STATS and not path.is_symlink() and path.is_file()
+    is_file = path.name == RUN_STATS and not path.is_symlink() and path.is_file()
     return is_file and _has_content(path, _RUN_STATS_BEGIN)
 
 

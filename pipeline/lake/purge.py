@@ -17,17 +17,20 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, quote_plus
 
 import duckdb
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
+from pipeline.atomic_files import write_file
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.catalog_tables import read_parts_sql
 from pipeline.lake.duckdb import open_worker_connection, read_database
 from pipeline.lake.image_store import delete_images
 from pipeline.lake.integrity import check_parts_exist
-from pipeline.lake.layout import list_snapshots
+from pipeline.lake.lake_folder import RUN_STATS, is_run_stats
+from pipeline.lake.layout import list_snapshots, translate_os_errors
 from pipeline.lake.ledger import insert_all, replace_parts, require_publish, set_properties
 from pipeline.lake.part_rows import read_references
 from pipeline.lake.parts import (
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.lake.lake import Lake
+    from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.ledger_queries import LakeProperties, Part
 
@@ -56,6 +60,8 @@ _TABLES_BY_FILE: Final = ("file_version", "superseded_version", "reject", "refet
 _WRITTEN_OPTIONS: Final = ("selection", "title", "purpose")
 """Options of a report job that people write."""
 _SHARE_OF_FILE: Final = "?1 IN (SELECT value FROM json_each(file_ids))"
+_ERRORS: Final = (("run", "error"), ("report_order", "error"), ("report_file", "reason"), ("share", "error"))
+_PURGED: Final = "(purged)"
 _NO_END: Final = (MAX_FILE_ID, MAX_FILE_ID)
 _DOCUMENTS: Final = ("list_item", "detail")
 _WORD_START: Final = r"(?:(?<!\w)|(?<=%[0-9A-F]{2})|(?<=\\[bfnrt])|(?<=\\u[0-9a-f]{4}))"  # also after an escape
@@ -140,12 +146,14 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
     references, keys = _references_of(lake, findings), findings.list_whole_keys()
     words, ids = _compile_words(references), {*map(str, keys), *_upload_ids_of(lake, findings.condition)}
     snapshot_count = len(list_snapshots(layout))
+    _redact_run_stats(layout, words)  # first: after a kill the references are unknown
     with ledger.transaction() as db:
         replace_parts(db, (part.name for part in old), new, at=at)
         _forget_reports(db, keys, references, words)
         for table in _TABLES_BY_FILE:
             db.executemany(f"DELETE FROM {table} WHERE file_id = ?", [(file_id,) for file_id in selected])
         _forget_rejects(db, words, ids)
+        _redact_errors(db, words)
         # The ids of a verification would still name a purged file.
         patterns = [(_ID_IN_JSON_GLOB.format(file_id),) for file_id in selected]
         db.executemany("UPDATE verification SET ids = '{}' WHERE ids GLOB ?", patterns)
@@ -210,13 +218,31 @@ def _forget_reports(
         db.execute("UPDATE report_job SET options = ? WHERE job = ?", (changed, job))
 
 
-def _without_words(value: Any, words: re.Pattern[str]) -> Any:
+def _without_words(value: Any, words: re.Pattern[str], replacement: str = "purged") -> Any:
     """Return a value of JSON with other words in its texts."""
     if isinstance(value, str):
-        return words.sub("purged", value)
+        return words.sub(replacement, value)
     if isinstance(value, list):
-        return [_without_words(item, words) for item in value]
-    return {name: _without_words(item, words) for name, item in value.items()} if isinstance(value, dict) else value
+        return [_without_words(item, words, replacement) for item in value]
+    items = value.items() if isinstance(value, dict) else ()
+    return {name: _without_words(item, words, replacement) for name, item in items} if items else value
+
+
+def _redact_errors(db: sqlite3.Connection, words: re.Pattern[str]) -> None:
+    """Replace every error that has one of the words: what else it quotes can be of the file, too."""
+    for table, column in _ERRORS:
+        texts = db.execute(f"SELECT DISTINCT {column} FROM {table} WHERE {column} IS NOT NULL").fetchall()
+        quoting = [(_PURGED, text) for (text,) in texts if words.search(text)]
+        db.executemany(f"UPDATE {table} SET {column} = ? WHERE {column} = ?", quoting)
+
+
+def _redact_run_stats(layout: LakeLayout, words: re.Pattern[str]) -> None:
+    """Do the same in the statistics of runs, which have the last error."""
+    path, texts = layout.root / RUN_STATS, re.compile(f".*{words.pattern}.*", re.DOTALL)
+    with translate_os_errors(path), suppress(msgspec.DecodeError):
+        stats = msgspec.json.decode(path.read_bytes().rstrip(b" \0")) if is_run_stats(path) else None
+        if (redacted := _without_words(stats, texts, _PURGED)) != stats:
+            write_file(path, msgspec.json.encode(redacted))
 
 
 # Where the files are

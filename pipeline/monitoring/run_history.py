@@ -1,7 +1,7 @@
 """Results of runs, and their statistics of a lake: counts, the last figures, and the alerts that were sent.
 
 The file `run_stats.json` is overwritten in place, not replaced: on a full disk, which it has to record, no new file
-can be written, but an old one can be overwritten. Its loss costs the counts only.
+can be written, but an old one can be overwritten. Its loss costs the counts only. A purge replaces it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from pipeline.atomic_files import lock_file
 from pipeline.errors import ExitCode, LakePausedError, StorageError
 from pipeline.formatting import pluralize
-from pipeline.lake.lake_folder import FolderKind, classify_folder, is_run_stats
+from pipeline.lake.lake_folder import RUN_STATS, FolderKind, classify_folder, is_run_stats
 from pipeline.lake.layout import LakeLayout
 from pipeline.logs import log, to_one_line
 from schemas.timestamps import from_datetime
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.reader import LiveState
 
-FILE_NAME: Final = "run_stats.json"
+FILE_NAME: Final = RUN_STATS
 _WRITABLE_KINDS: Final = {FolderKind.EMPTY, FolderKind.LAKE}
 _DONE: Final = frozenset({ExitCode.OK, ExitCode.REJECTS})
 _NOT_RUN: Final = frozenset({ExitCode.LOCKED, ExitCode.INTERRUPTED})  # another run holds the lake, or it was stopped

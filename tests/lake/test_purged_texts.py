@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pipeline.lake.lake import Lake
+from pipeline.monitoring.run_history import FILE_NAME, read_run_stats, update_run_stats
 from tests.lake import lake_builder
 from tests.lake.lake_builder import AT, commit, insert_reject
 from tests.lake.operations import told
-from tests.lake.test_purge import purged
-from tests.sync.sync_harness import asked
+from tests.lake.test_purge import everything, purged
+from tests.sync.sync_harness import asked, opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,3 +59,46 @@ def test_rejects_without_an_id_that_are_of_it_go(lake: Path) -> None:
     purged(lake, 4711)
     assert asked(lake, "SELECT file_id, document FROM reject ORDER BY file_id, document") == others
     assert "is forgotten by the first verify that does not see it" in told(lake, "status")
+
+
+def test_errors_that_quote_it_go(lake: Path) -> None:
+    """An error that quotes a reference, as it is or in a URL, goes from runs, requests and the statistics of runs."""
+    quoting = ("HTTP 422: ref 11 cannot be read", "GET /files?reference=ref%2011&x: HTTP 500", '{"x":"\\nref 11"}')
+    others = ("HTTP 422: ref 112 cannot be read", "ref 12", None)
+    with Lake(lake, doing="test") as held, held.ledger.transaction() as db:
+        db.execute("DELETE FROM run")
+        for place, error in enumerate((*quoting, *others)):
+            row = (f"run {place}", error)
+            db.execute(
+                "INSERT INTO run (run_id, command, version, started_at, state, error) VALUES (?, '', '', 1, '', ?)", row
+            )
+        db.execute(
+            "INSERT INTO share (request, reference, state, created_at, send_email, error)"
+            " VALUES ('x', 'r', 'failed', 1, 0, ?)",
+            quoting[:1],
+        )
+    with update_run_stats(lake) as stats:
+        stats.reason, stats.failures, stats.publish = (
+            f"GET /files: {quoting[0]}",
+            3,
+            {"errors": [quoting[1], others[1]]},
+        )
+    purged(lake, 11)
+    with opened(lake) as db:
+        errors = [error for (error,) in db.execute("SELECT error FROM meta.runs ORDER BY run_id").fetchall()]
+        assert db.execute("SELECT error FROM meta.shares").fetchall() == [("(purged)",)]
+    assert errors == ["(purged)"] * 3 + list(others)
+    stats = read_run_stats(lake)
+    assert (stats.reason, stats.failures, stats.publish) == ("(purged)", 3, {"errors": ["(purged)", "ref 12"]})
+    assert re.findall(r"ref(?: |%20)11\b", everything(lake)) == []
+    before = (lake / FILE_NAME).stat().st_ino
+    purged(lake, 12)
+    assert ((lake / FILE_NAME).stat().st_ino == before, read_run_stats(lake).publish) == (
+        False,
+        {"errors": ["(purged)"] * 2},
+    )
+    (lake / FILE_NAME).write_bytes(b'{"runs":')
+    with Lake(lake, doing="test") as held:
+        commit(held, {13: 0})
+    purged(lake, 13)
+    assert (lake / FILE_NAME).read_bytes() == b'{"runs":'
