@@ -170,12 +170,12 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
 
 
 def _compile_words(references: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern of the references as words, also as JSON and URLs have them."""
+    """Return a pattern of the references as words, also as JSON, URLs and SQL have them."""
     forms = set[str]()
     for text in filter(None, references):
         escaped = {json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
         forms |= {text, *escaped, *(form.replace("/", "\\/") for form in escaped)}
-        forms |= {quote(text), quote(text, safe=""), quote_plus(text)}
+        forms |= {quote(text), quote(text, safe=""), quote_plus(text), text.replace("'", "''")}
     longest_first = sorted(forms, key=len, reverse=True)
     return re.compile(rf"{_WORD_START}({'|'.join(map(re.escape, longest_first))})(?!\w)" if forms else "(?!)")
 
@@ -211,11 +211,13 @@ def _forget_reports(
             " AND NOT EXISTS (SELECT 1 FROM report_file WHERE job = ?1 AND batch = ?2)",
             batches,
         )
-    for job, text in db.execute("SELECT job, options FROM report_job").fetchall():
+    jobs = "SELECT job, options, folder, job IN (SELECT job FROM report_file) FROM report_job"
+    for job, text, folder, has_files in db.execute(jobs).fetchall():
         options = json.loads(text)
         written = {name: _without_words(options.get(name), words) for name in _WRITTEN_OPTIONS}
         changed = json.dumps(options | written, sort_keys=True)
-        db.execute("UPDATE report_job SET options = ? WHERE job = ?", (changed, job))
+        path = folder if has_files else words.sub("purged", folder)
+        db.execute("UPDATE report_job SET options = ?, folder = ? WHERE job = ?", (changed, path, job))
 
 
 def _without_words(value: Any, words: re.Pattern[str], replacement: str = "purged") -> Any:

@@ -124,3 +124,21 @@ def test_references_that_no_document_has_are_forgotten(lake: Path) -> None:
         RequestLog(held.ledger).begin_share(make_share("f0rmer 4", "[11]"), now=AT, renew=True)
     purged(lake, 11)
     assert asked(lake, "SELECT reference FROM share") == [("f0rmer 3",)], "a file that only a share has had since"
+
+
+def test_sql_and_folders_with_its_reference_are_changed(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference goes from a job's SQL, also quoted there, and from the folder of a job without other files."""
+    monkeypatch.setattr("pipeline.lake.purge._references_of", lambda *_: ["O'Brien/7", "ref 11"])
+    selection = {"kind": "where", "sql": "scan_code = 'O''Brien/7' OR scan_code = 'O''Brien/77' OR id = 'ref 11'"}
+    options = JobOptions("http://service", selection).to_json()
+    with Lake(lake, doing="test") as held:
+        log = RequestLog(held.ledger)
+        for job, folder, file_ids in (("a", "/x/of-ref 11/b", [11]), ("b", "/x/of-ref 11/c", [11, 12])):
+            files = [ReportJobFile(place, key, f"ref {key}", None, None) for place, key in enumerate(file_ids)]
+            log.create(ReportJob(job, folder, options, "{}", AT), files, [])
+        log.create(ReportJob("c", "/x/ref 11", options, "{}", AT), [ReportJobFile(0, None, "ref 11", None, None)], [])
+    purged(lake, 11)
+    folders = asked(lake, "SELECT job, folder FROM report_job ORDER BY job")
+    assert folders == [("a", "/x/of-purged/b"), ("b", "/x/of-ref 11/c"), ("c", "/x/purged")]
+    stored = {json.loads(text)["selection"]["sql"] for (text,) in asked(lake, "SELECT options FROM report_job")}
+    assert stored == {"scan_code = 'purged' OR scan_code = 'O''Brien/77' OR id = 'purged'"}
