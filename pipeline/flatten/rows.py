@@ -62,6 +62,11 @@ def put_unique(extra: JsonObject, key: str, value: object) -> None:
     extra[key] = value
 
 
+def name_drift(key: str) -> str:
+    """Return the name under which a key is counted: long keys are cut."""
+    return escape_surrogates(key if len(key) <= _MAX_KEY_CHARACTERS else f"{key[: _MAX_KEY_CHARACTERS - 3]}...")
+
+
 class TableBuilder:
     """Builder of one table: the last rows as tuples, the earlier ones as Arrow.
 
@@ -130,10 +135,9 @@ class TableBuilder:
     def _count_drift(self, key: str, kind: str) -> None:
         """Count a value outside the schema: of an unknown key, or a type mismatch.
 
-        Long keys are cut, and keys past `MAX_DRIFT` counted together: a service can send a million keys.
+        Keys past `MAX_DRIFT` are counted together: a service can send a million keys.
         """
-        name = key if len(key) <= _MAX_KEY_CHARACTERS else f"{key[: _MAX_KEY_CHARACTERS - 3]}..."
-        entry = self.table.name, escape_surrogates(name), kind
+        entry = self.table.name, name_drift(key), kind
         if len(self.drift) >= MAX_DRIFT and entry not in self.drift:
             entry = self.table.name, OTHER_KEYS, kind
         self.drift[entry] += 1

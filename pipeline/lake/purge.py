@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from pipeline.atomic_files import write_file
 from pipeline.errors import LakeCorruptedError, SettingsError
+from pipeline.flatten.rows import name_drift
 from pipeline.lake.catalog_tables import read_parts_sql
 from pipeline.lake.duckdb import open_worker_connection, read_database
 from pipeline.lake.image_store import delete_images
@@ -47,7 +48,7 @@ from schemas.json_decode import decode_object
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FILES, RAW
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from pipeline.lake.lake import Lake
@@ -144,7 +145,7 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
         return PurgeResult(selected, (), 0, 0, last.snapshot if last is not None else 0)
     new = [rewritten for part in old for rewritten in _rewrite_part_without(lake, part, findings.condition)]
     references, keys = _references_of(lake, findings), findings.list_whole_keys()
-    words, ids = _compile_words(references), {*map(str, keys), *_upload_ids_of(lake, findings.condition)}
+    words, (upload_ids, json_keys) = _compile_words(references), _read_documents(lake, findings.condition)
     snapshot_count = len(list_snapshots(layout))
     _redact_run_stats(layout, words)  # first: after a kill the references are unknown
     with ledger.transaction() as db:
@@ -152,7 +153,9 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
         _forget_reports(db, keys, references, words)
         for table in _TABLES_BY_FILE:
             db.executemany(f"DELETE FROM {table} WHERE file_id = ?", [(file_id,) for file_id in selected])
-        _forget_rejects(db, words, ids)
+        _forget_rejects(db, words, upload_ids.union(map(str, keys)))
+        unknown_keys = [(name,) for name in json_keys]
+        db.executemany("DELETE FROM schema_drift WHERE json_key = ? AND kind = 'unknown_key'", unknown_keys)
         _redact_errors(db, words)
         # The ids of a verification would still name a purged file.
         patterns = [(_ID_IN_JSON_GLOB.format(file_id),) for file_id in selected]
@@ -395,19 +398,34 @@ def _references_of(lake: Lake, findings: _Findings) -> list[str]:
     return sorted(references)
 
 
-def _upload_ids_of(lake: Lake, condition: str) -> set[str]:
-    """Return the ids of uploads in the documents of the files."""
-    ids = set[str]()
+def _read_documents(lake: Lake, condition: str) -> tuple[set[str], set[str]]:
+    """Return what the documents of the files have: ids of uploads, and all keys as the drift names them."""
+    ids, keys = set[str](), set[str]()
     with open_worker_connection(lake.layout.spill_dir) as db:
         for part in lake.ledger.parts():
             if part.table_name == RAW_TABLE:
                 source = sql_read_parquet([lake.layout.part_path(part.name)])
                 rows = db.execute(f"SELECT unnest([{', '.join(_DOCUMENTS)}]) FROM {source} WHERE {condition}")
                 while row := rows.fetchone():
-                    uploads = decode_object(row[0] or b"").get("uploads")
+                    document = decode_object(row[0] or b"")
+                    uploads = document.get("uploads")
                     for upload in uploads if isinstance(uploads, list) else ():
                         ids.add(str(upload.get("id")) if isinstance(upload, dict) else "")
-    return set(filter(str.isdecimal, ids))
+                    for value in _iter_objects(document):
+                        keys.update(map(name_drift, value))
+    return set(filter(str.isdecimal, ids)), keys
+
+
+def _iter_objects(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the document and every object in it."""
+    values: list[Any] = [document]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            yield value
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
 
 
 def _rewrite_part_without(lake: Lake, part: Part, condition: str) -> list[Part]:

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pipeline.flatten.flatten import flatten
 from pipeline.lake.lake import Lake
+from pipeline.lake.ledger import record_drift
+from pipeline.lake.ledger_queries import Commit
 from pipeline.monitoring.run_history import FILE_NAME, read_run_stats, update_run_stats
+from schemas.file_versions import FileVersion
 from tests.lake import lake_builder
 from tests.lake.lake_builder import AT, commit, insert_reject
 from tests.lake.operations import told
@@ -19,21 +23,22 @@ from tests.sync.sync_harness import asked, opened
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from schemas.file_versions import FileVersion
-
 
 def store(held: Lake, file_id: int, **values: Any) -> None:
-    """Publish a file whose documents have these values, too."""
-    make = lake_builder.version
+    """Publish a file whose documents have these values, too, with its drift."""
+    make, stored = lake_builder.version, list[FileVersion]()
 
     def version(*rest: Any) -> FileVersion:
         made = make(*rest)
         document = json.dumps(json.loads(made.detail or b"") | values).encode()
-        return made._replace(list_item=document, detail=document)
+        stored.append(made._replace(list_item=document, detail=document))
+        return stored[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lake_builder, "version", version)
-        commit(held, {file_id: 1})
+        seq = commit(held, {file_id: 1})
+    with held.ledger.transaction() as db:
+        record_drift(db, Commit(seq, "r", AT, drift=flatten(stored, run_id="r", seq=seq).drift))
     held.publish("", at=AT, complete=True, watermark=AT)
 
 
@@ -102,3 +107,30 @@ def test_errors_that_quote_it_go(lake: Path) -> None:
         commit(held, {13: 0})
     purged(lake, 13)
     assert (lake / FILE_NAME).read_bytes() == b'{"runs":'
+
+
+def test_unknown_keys_that_it_has_are_forgotten(lake: Path) -> None:
+    """Unknown keys of its documents go from the drift, at any depth; other keys and misfits of columns stay."""
+    secret, long = "of jane", "of jane " * 30
+    with Lake(lake, doing="test") as held:
+        store(
+            held, 4711, **{secret: 1, long: 2, "uploads": [{"id": 1, "nested \ud800": {"deep": 1}}], "snap_count": "x"}
+        )
+        store(held, 4712, **{"other key": 1})
+        with held.ledger.transaction() as db:
+            row = "'identity', 1, 'r', 'r', 1, 1), ('uploads', 'deep', 'unknown_key', 1, 'r', 'r', 1, 1)"
+            db.execute(f"INSERT INTO schema_drift VALUES ('files', '{secret}', {row}")
+    drift = "SELECT table_name, json_key, kind FROM schema_drift ORDER BY 1, 2, 3"
+    assert len(asked(lake, drift)) == 7
+    purged(lake, 4711)
+    assert asked(lake, drift) == [
+        ("files", secret, "identity"),
+        ("files", "other key", "unknown_key"),
+        ("files", "snap_count", "type_mismatch"),
+    ]
+    with opened(lake) as db:
+        assert db.execute("SELECT key FROM meta.schema_drift ORDER BY key").fetchall() == [
+            (secret,),
+            ("other key",),
+            ("snap_count",),
+        ]
