@@ -16,6 +16,7 @@ from pipeline.formatting import to_json_value
 from pipeline.lake.compaction import compact_if_due
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.monitoring.after_run import LakeStats, RunDelta, measure_delta, monitored_sync, record_killed_sync
+from pipeline.monitoring.metrics import require_metrics_file
 from pipeline.monitoring.run_history import RunResult
 from pipeline.process import run_async
 from pipeline.publish_after_run import publish_in_subprocess
@@ -83,6 +84,7 @@ def run(
     time_range = TimeRange(*parse_range(since, until), full)
     settings = context.settings()
     require_base_url(settings)
+    require_metrics_file(settings)
     record_killed_sync(settings, context.source or "")
     with monitored_sync(settings, context.source or "") as result:
         result.code = _sync(context, settings, time_range, result, accept_new_base_url=accept_new_base_url)

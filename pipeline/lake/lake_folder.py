@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 from contextlib import closing, suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from pipeline.atomic_files import is_temp_file
-from pipeline.errors import LakeCorruptedError, SettingsError
+from pipeline.errors import LakeCorruptedError, SettingsError, refuse_unreadable
 from pipeline.lake.layout import LakeLayout, has_lock_note, list_part_files, list_snapshots, translate_os_errors
 from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger, readonly_uri
 
@@ -66,6 +67,15 @@ def require_outside_lakes(path: Path, subject: str, own: Path | None = None) -> 
         raise SettingsError(f"{subject} is in {which} lake.", hint="Use a path outside the lake.")
 
 
+def require_own_file(path: Path, subject: str, lake: Path, begin: bytes) -> None:
+    """Raise `SettingsError` about `subject` unless `path` is outside lakes and new, empty or begins with `begin`."""
+    require_outside_lakes(path, subject, lake)
+    with refuse_unreadable(subject, hint="Use another file."), suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode) or _read_begin(path, len(begin)) not in {b"", begin}:
+            hint = "Use another file, or delete this one."
+            raise SettingsError(f"{subject} exists and is not a file that scanlake has written.", hint=hint)
+
+
 def find_enclosing_lake(path: Path) -> Path | None:
     """Return the nearest folder at or above `path` that is a lake."""
     resolved = path.resolve()
@@ -98,8 +108,12 @@ def has_restore_mark(folder: Path) -> bool:
 
 def _has_content(path: Path, begin: bytes) -> bool:
     """Return whether a file begins as scanlake writes it; empty or zeros after a kill."""
+    return _read_begin(path, len(begin)).strip(b"\0") in {b"", begin}
+
+
+def _read_begin(path: Path, count: int) -> bytes:
     with path.open("rb") as file:
-        return file.read(len(begin)).strip(b"\0") in {b"", begin}
+        return file.read(count)
 
 
 def is_run_stats(path: Path) -> bool:

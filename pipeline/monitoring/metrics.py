@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from pipeline.atomic_files import write_file
+from pipeline.lake.lake_folder import require_own_file
 from pipeline.logs import log
 from pipeline.version import __version__
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.monitoring.run_history import RunStats
+    from pipeline.settings import Settings
 
 _WORLD_READABLE: Final = 0o644
 
@@ -92,6 +94,13 @@ METRICS: Final = (
     ),
     Metric("scanlake_learned_concurrency", "Concurrency learned from the service.", "lake.concurrency"),
 )
+
+
+def require_metrics_file(settings: Settings) -> None:
+    """Raise `SettingsError` if `metrics_file` is in a lake, a link, or a file that is no metrics of scanlake."""
+    if settings.metrics_file is not None:
+        name = f"metrics_file {settings.metrics_file}"
+        require_own_file(settings.metrics_file, name, settings.lake, b"# HELP scanlake_")
 
 
 def render_prometheus(stats: RunStats, labels: Mapping[str, str]) -> str:
