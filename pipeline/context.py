@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -13,9 +15,9 @@ from pipeline.command_options import GlobalOptions
 from pipeline.config import PER_SOURCE_SETTINGS, SettingsLayers, load_layers, parse_settings, token_variable
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import encode_result
-from pipeline.lake.lake_folder import missing_catalog_error
+from pipeline.lake.lake_folder import missing_catalog_error, require_own_file
 from pipeline.lake.layout import LakeLayout
-from pipeline.settings import Settings, load_token
+from pipeline.settings import SETTINGS, Settings, load_token
 from pipeline.tokens import tokens_in_environment
 
 if TYPE_CHECKING:
@@ -75,8 +77,14 @@ class CommandContext(GlobalOptions, frozen=True):
         settings = layers.settings()
         if settings.token is not None:
             logs.register_secrets(settings.token.reveal())
-        logs.configure(self.log_level, as_json=self.log_json, file=settings.log_file)
+        self.start_log(settings.log_file, settings.lake)
         return settings
+
+    def start_log(self, file: Path | None, lake: Path) -> None:
+        """Start logging. Raises `SettingsError` for a log file in a lake, a link, or a file that is no log."""
+        if file is not None:
+            require_own_file(file, f"Log file {file}", lake, b"{")
+        logs.configure(self.log_level, as_json=self.log_json, file=file)
 
     def token(self, settings: Settings) -> str:
         """Return the token and redact it in the logs from now on. Raises `SettingsError` if there is none."""
@@ -111,7 +119,11 @@ def create_context(options: GlobalOptions, result_type: type | UnionType | None 
     """Return the context of a command. Start logging, and redact the tokens in the environment."""
     context = CommandContext(**asdict(options), result_type=result_type)
     logs.register_secrets(*tokens_in_environment())
-    logs.configure(context.log_level, as_json=context.log_json, file=context.log_file)
+    lake = context.lake or SETTINGS["lake"].default
+    if context.log_file is not None:
+        with suppress(SettingsError):  # which the command reports, if it needs settings
+            lake = Path(context.load_layers().merge()["lake"])
+    context.start_log(context.log_file, lake)
     return context
 
 

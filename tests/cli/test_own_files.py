@@ -52,3 +52,21 @@ def test_metrics_replace_only_metrics(tmp_path: Path, main: Scanlake) -> None:
         with run_constants({"max_attempts": 1}):
             assert main("sync", "--set", f"metrics_file={name}", **SERVICE).code == ExitCode.FAILED
         assert Path(name).read_text(encoding="utf-8").startswith("# HELP scanlake_")
+
+
+def test_a_log_is_appended_only_to_a_log(tmp_path: Path, main: Scanlake) -> None:
+    """A log file is refused before anything is written, as an option and as a setting; a log, new or older, grows."""
+    paths = make_files_of_others(tmp_path)
+    (tmp_path / "own").write_text('{"at": ""}\n', encoding="utf-8")
+    before = describe(tmp_path)
+    for path in (*paths, tmp_path / "fresh" / "new"):
+        lake = ("--lake", "fresh") if path.parent.name == "fresh" else ()
+        check_refused(main("status", "--log-file", str(path), *lake), path)
+        check_refused(main("status", *lake, SCANLAKE_LOG_FILE=str(path)), path)
+        check_refused(main("settings", "--set", f"log_file={path}", *lake), path)
+        assert describe(tmp_path) == before
+    (tmp_path / "empty").touch()
+    for name in ("logs/new", "empty", "own"):
+        with run_constants({"max_attempts": 1}):
+            assert main("sync", "--log-file", name, **SERVICE).code == ExitCode.FAILED
+        assert '"run.started"' in Path(name).read_text(encoding="utf-8")
