@@ -6,6 +6,7 @@ text comes from the declaration, so that no command writes its own.
 
 # Annotations are evaluated here: typer reads them. Hence no `from __future__ import annotations`.
 import inspect
+import math
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -43,13 +44,16 @@ class Excludes(Requires):
 
 
 def check_option_rules(click_context: Any, parameters: Iterable[inspect.Parameter]) -> None:
-    """Raise `SettingsError` if an option was typed against a declared rule."""
+    """Raise `SettingsError` if an option was typed against a declared rule, or has no finite number."""
     typed = {}
     for option in click_context.command.params:
         source = click_context.get_parameter_source(option.name)
         if source is not None and source.name == "COMMANDLINE":
             words = option.secondary_opts if click_context.params[option.name] is False else option.opts
             typed[option.name] = option.name.upper() if option.param_type_name == "argument" else words[0]
+            value = click_context.params[option.name]
+            if isinstance(value, float) and not math.isfinite(value):  # typer's bounds let nan pass
+                raise SettingsError(f"{words[0]} {value}: not a finite number.", hint="Use a number such as 0.5.")
     for parameter in parameters:
         for rule in get_args(parameter.annotation)[1:]:
             if isinstance(rule, Requires) and parameter.name in typed:

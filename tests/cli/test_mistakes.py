@@ -37,6 +37,12 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("check --dry-run", "--dry-run"),
     ("check --to file:///x", "--to"),
     ("check --allowed-signers x", "--allowed-signers"),
+    # No number is refused as one that is out of bounds is
+    ("verify --deep nan", "--deep nan: not a finite number."),
+    ("report --timeout nan -o out", "--timeout nan: not a finite number."),
+    ("emulator --max-seconds nan", "--max-seconds nan: not a finite number."),
+    ("emulator --churn inf", "--churn inf: not a finite number."),
+    ("mcp --timeout nan", "--timeout nan: not a finite number."),
     # Secrets are not shown
     ("status --token s3cr3t", "The token must not be on the command line"),
     ("--token=s3cr3t status", "The token must not be on the command line"),
