@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import mmap
@@ -46,6 +47,8 @@ _RETRIES: Final = 4
 _DELETE_BATCH: Final = 1000  # that many in one request of S3
 _TEMP_FILES: Final = ".*.tmp"
 _FOLDER_HINT: Final = "Correct the URL, or the permissions of the folder."
+_FULL_DISK_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_FULL_DISK_HINT: Final = "Free disk space there, or mount it writable, then run again; the local lake is complete."
 _CODE: Final = re.compile(r"<Code>([A-Za-z]{1,60})</Code>|\"?(?:code|error)\"?: \"([A-Za-z]{1,60})\"")
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CREDENTIALS_HINT: Final = "Correct the credentials in the environment, such as AWS_ACCESS_KEY_ID."
@@ -244,7 +247,8 @@ class LocalStore(ObjectStore):
         try:
             yield
         except OSError as error:
-            raise PublishError(f"{self.url(path)}: {error.strerror or 'Cannot be used'}.", hint=_FOLDER_HINT) from error
+            hint = _FULL_DISK_HINT if error.errno in _FULL_DISK_ERRNOS else _FOLDER_HINT
+            raise PublishError(f"{self.url(path)}: {error.strerror or 'Cannot be used'}.", hint=hint) from error
 
 
 def _identify(status: os.stat_result) -> str:

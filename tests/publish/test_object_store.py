@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
@@ -20,8 +22,6 @@ from tests.client.scripted_server import answer, scripted
 from tests.rows import every
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pipeline.publish.object_store import ObjectStore
 
 
@@ -59,6 +59,20 @@ def test_a_hash_needs_no_copy(store: ObjectStore, monkeypatch: pytest.MonkeyPatc
     assert store.hash_content("kept") == digest
     with pytest.raises(PublishError, match="/missing: "):
         store.hash("missing")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
+def test_a_full_target_is_not_its_permissions(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full or read-only file system has a hint of its own."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(PublishError) as refused:
+        open_store(f"file://{tmp_path}").create("name", b"content")
+    assert refused.value.hint.startswith("Correct the URL" if number == errno.EACCES else "Free disk space there")
+    assert os.strerror(number) in refused.value.message
 
 
 def test_a_swap_needs_the_version_that_was_read(store: ObjectStore, tmp_path: Path) -> None:
