@@ -16,7 +16,7 @@ from msgspec import Struct
 from pipeline.atomic_files import atomic_write
 from pipeline.config import load_all_sources
 from pipeline.context import CommandContext, require_catalog
-from pipeline.errors import ExitCode, SettingsError
+from pipeline.errors import ExitCode, SettingsError, StorageError
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.reader import (
     cast_to_text,
@@ -229,12 +229,17 @@ def _open_output(out: Path | None) -> Iterator[IO[bytes]]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    if _is_stream(out):
-        with out.open("wb") as target:
+    try:
+        if _is_stream(out):
+            with out.open("wb") as target:
+                yield target
+            return
+        with atomic_write(out, durable=False) as temp, temp.open("xb") as target:
             yield target
-        return
-    with atomic_write(out, durable=False) as temp, temp.open("xb") as target:
-        yield target
+    except BrokenPipeError:  # the reader of a named pipe has left
+        raise
+    except OSError as error:  # has no name after a write: `cli` takes it for one of standard output
+        raise StorageError.from_errno(str(out), error.errno) from error
 
 
 def _choose_format(typed: str | None, out: Path | None, *, as_json: bool) -> str:

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
-from pipeline.errors import SettingsError, StorageError
+from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ def is_excel_type(sql_type: str) -> bool:
 
 @contextmanager
 def open_workbook(target: IO[bytes], folder: Path | None = None) -> Iterator[Any]:
-    """Yield a workbook without sheets, which is written to `target` at the end. Raises `StorageError`.
+    """Yield a workbook without sheets, which is written to `target` at the end. Raises `OSError`.
 
     Until then its rows are in temporary files in `folder`, by default that of the system.
     """
@@ -58,8 +58,7 @@ def open_workbook(target: IO[bytes], folder: Path | None = None) -> Iterator[Any
         with xlsxwriter.Workbook(target, {"constant_memory": True, "use_zip64": True, "tmpdir": folder}) as book:
             yield book
     except xlsxwriter.exceptions.FileCreateError as error:
-        cause = error.args[0]
-        raise StorageError.from_errno("The workbook", cause.errno if isinstance(cause, OSError) else None) from error
+        raise error.args[0] from error
 
 
 def write_sheet(book: Any, name: str, columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]]) -> int:

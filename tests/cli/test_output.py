@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.errors import ExitCode
 from tests.forked_shell import run_shell
+from tests.forkserver import run_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +27,21 @@ def test_a_device_stays_a_device(main: Scanlake, tmp_path: Path) -> None:
     link = tmp_path / "full"
     link.symlink_to("/dev/full")
     answer = main(*ONE, "-o", "full")
-    assert (answer.code, "No space left on device" in answer.err, link.is_symlink()) == (ExitCode.STORAGE, True, True)
+    assert (answer.code, link.is_symlink()) == (ExitCode.STORAGE, True)
+    assert "scanlake: full: No space left on device." in answer.err
+
+
+@pytest.mark.parametrize("shape", ["csv", "jsonl", "parquet", "xlsx"])
+def test_a_full_disk_is_that_of_the_file(shape: str, tmp_path: Path) -> None:
+    """A file that cannot be written is named, not standard output; its former content stays, and nothing beside it."""
+    out = tmp_path / f"answer.{shape}"
+    out.write_text("former", encoding="utf-8")
+    names = {path.name for path in tmp_path.iterdir()}
+    query = ("query", "SELECT range AS n, hash(range) AS h FROM range(20000)", "--out", out.name)
+    finished = run_command(query, cwd=tmp_path, env=dict(os.environ), limits={"RLIMIT_FSIZE": 60_000})
+    assert finished.code == ExitCode.STORAGE, finished.err
+    assert finished.err.decode().startswith(f"scanlake: {out}: File too large."), finished.err
+    assert (out.read_text(encoding="utf-8"), {path.name for path in tmp_path.iterdir()}) == ("former", names)
 
 
 def test_a_link_to_standard_output_is_standard_output(tmp_path: Path) -> None:
