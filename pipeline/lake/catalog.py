@@ -36,6 +36,7 @@ from pipeline.lake.duckdb import (
     count_used_bytes,
     create_table,
     first_line,
+    log_path,
     split_sorted_query,
     translate_duckdb_errors,
     write_database,
@@ -122,7 +123,7 @@ def is_as_published(layout: LakeLayout, record: CatalogRecord | None) -> bool:
 def remove_stale_wal(layout: LakeLayout) -> None:
     """Remove the log of a killed read-write session. DuckDB would replay it into the next catalog, or refuse that."""
     with translate_os_errors(layout.catalog):
-        layout.catalog.with_name(f"{layout.catalog.name}.wal").unlink(missing_ok=True)
+        log_path(layout.catalog).unlink(missing_ok=True)
 
 
 def _identify_file(path: Path) -> list[int]:

@@ -79,7 +79,7 @@ def open_instance() -> Iterator[duckdb.DuckDBPyConnection]:
 @contextmanager
 def read_database(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield a connection that reads a file of DuckDB, for scanlake's own queries. Raises as `open_read_only`."""
-    _refuse_other_kinds(path)
+    refuse_other_kinds(path)
     with open_instance() as db, _attach(db, path, "READ_ONLY"):
         yield db
 
@@ -96,17 +96,29 @@ def _attach(db: duckdb.DuckDBPyConnection, path: Path, *options: str) -> Iterato
 
 def open_read_only(path: Path) -> duckdb.DuckDBPyConnection:
     """Open a file of DuckDB, as an instance of its own. Raises `duckdb.Error`, with DuckDB's words for other files."""
-    _refuse_other_kinds(path)
+    refuse_other_kinds(path)
     return duckdb.connect(str(path), read_only=True)
 
 
-def _refuse_other_kinds(path: Path) -> None:
-    """Raise for a file of another kind: for one of SQLite DuckDB 2.0 downloads an extension, and waits for it."""
+def refuse_other_kinds(path: Path) -> None:
+    """Raise `duckdb.Error` for another kind of file, or of log.
+
+    For a file of SQLite DuckDB 2.0 downloads an extension, and waits for it; a pipe it opens, and waits.
+    """
     header = _MAGIC.rjust(_MAGIC_OFFSET + len(_MAGIC))
+    is_log = True
     with suppress(OSError), path.open("rb") as file:  # DuckDB names what prevents it from reading
-        header = file.read(len(header))
+        header, log = file.read(len(header)), log_path(path)
+        is_log = log.is_file() or not log.exists()
     if header[_MAGIC_OFFSET:] != _MAGIC:
         raise duckdb.IOException(f'IO Error: The file "{path}" exists, but it is not a valid DuckDB database file!')
+    if not is_log:
+        raise duckdb.IOException(f'IO Error: The log of "{path}" is not a file')
+
+
+def log_path(path: Path) -> Path:
+    """Return the path of the log that a session which writes to a file of DuckDB has beside it."""
+    return path.with_name(f"{path.name}.wal")
 
 
 # Meaning of DuckDB's error texts

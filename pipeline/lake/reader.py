@@ -28,7 +28,9 @@ from pipeline.lake.duckdb import (
     describe_damage,
     is_interrupt,
     is_not_a_database,
+    log_path,
     open_read_only,
+    refuse_other_kinds,
     short_message,
 )
 from pipeline.lake.folder_checks import FRESHNESS_VIEW, foreign_catalog_error
@@ -233,7 +235,9 @@ def _open_error(path: Path, error: duckdb.Error) -> ScanlakeError:
     failure = classify_read_error(error)
     if failure is not None and not isinstance(failure, LakeCorruptedError):
         return failure
-    wal = path.with_name(f"{path.name}.wal")
+    wal = log_path(path)
+    if wal.exists() and not wal.is_file():
+        return LakeCorruptedError(f"{wal} is not a file.", hint=f"Move {wal} away.")
     if wal.exists():
         return LakeCorruptedError(
             f"A session that wrote to the catalog left {wal.name}.",
@@ -294,6 +298,7 @@ def open_all_catalogs(lakes: Mapping[str, Path], *, memory: int) -> Iterator[duc
 
 def _attach(connection: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
     try:
+        refuse_other_kinds(path)
         connection.execute(f"ATTACH {sql_literal(str(path))} AS {sql_identifier(name)} (TYPE duckdb, READ_ONLY)")
     except duckdb.Error as error:
         raise LakeCorruptedError(f"{name}: the catalog cannot be opened: {describe_damage(error)}.") from error

@@ -19,7 +19,7 @@ from tests.processes import NOBODY, why_not_as_nobody
 from tests.rows import every
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.forkserver import Finished
     from tests.processes import Scanlake
@@ -37,6 +37,19 @@ def test_a_damaged_catalog_is_damage(scanlake: Scanlake, tmp_path: Path) -> None
         assert {answer.code for answer in answers} <= {ExitCode.OK, ExitCode.DAMAGE}
         assert ExitCode.DAMAGE in {answer.code for answer in answers}, share
         assert not any("open for writing" in answer.err for answer in answers)
+
+
+@pytest.mark.usefixtures("lake")
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_log_that_is_no_file_is_named(make: Callable[[Path], None], scanlake: Scanlake, tmp_path: Path) -> None:
+    """A pipe or a folder in the place of the catalog's log is damage, and no sync is recommended, which refuses it."""
+    log = tmp_path / "lake" / "catalog.duckdb.wal"
+    make(log)
+    (tmp_path / "scanlake.toml").write_text('lake = "lake"\n[sources.lake]\nlake = "lake"\n', encoding="utf-8")
+    answers = [scanlake("query", "FROM files"), scanlake("status"), scanlake("query", "--all", "FROM files")]
+    assert {answer.code for answer in answers} == {ExitCode.DAMAGE}, answers
+    assert [answer.err for answer in answers[:2]] == [f"scanlake: {log} is not a file. Move {log} away.\n"] * 2
+    assert "is not a file" in answers[2].err
 
 
 @every(
