@@ -143,8 +143,9 @@ def parse_settings(texts: Iterable[str]) -> dict[str, str]:
     values = {}
     for text in texts:
         name, sign, value = text.partition("=")
-        if not sign:
-            raise SettingsError(f"--set {name}: no value.", hint="Use --set NAME=VALUE: --set max_concurrency=8.")
+        if not (name and sign):
+            hint = "Use --set NAME=VALUE: --set max_concurrency=8."
+            raise SettingsError(f"--set {name}{sign}: no {'value' if name else 'name'}.", hint=hint)
         if name in SECRET_SETTINGS:
             hint = token_hint() if name == "token" else f"Put it into {PREFIX}{name.upper()} or the settings file."
             raise SettingsError(f"{name} must not be on the command line: other users can list it.", hint=hint)
