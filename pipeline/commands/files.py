@@ -70,9 +70,8 @@ def run(
         Excludes(*_SEARCH_OPTIONS),
     ] = None,
     find: Annotated[str | None, typer.Option(metavar="TEXT", help="Files with this text in their reference.")] = None,
-    closed: Annotated[
-        bool | None, typer.Option("--closed/--open", help="Only closed files, or only open ones.")
-    ] = None,
+    only_closed: Annotated[bool, typer.Option("--closed", help="Only closed files."), Excludes("--open")] = False,
+    only_open: Annotated[bool, typer.Option("--open", help="Only open files.")] = False,
     since: Annotated[str | None, typer.Option(metavar="TIME", help="Files updated after this (ISO-8601, UTC).")] = None,
     until: Annotated[
         str | None, typer.Option(metavar="TIME", help="Files updated until this; a date includes its day.")
@@ -97,7 +96,7 @@ def run(
         raise SettingsError("--include geocoding requires uploads.", hint="Add --include uploads.")
     search: dict[str, Any] = {
         "find": find,
-        "closed": closed,
+        "closed": only_closed if only_closed or only_open else None,
         "updated_start": _parse_moment("--since", since),
         "updated_end": _parse_moment("--until", until),
         "limit": min(limit + 1, MAX_LIMIT_WITH_INCLUDES if includes else MAX_LIMIT),
