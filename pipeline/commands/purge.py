@@ -10,8 +10,9 @@ import typer
 from msgspec import Struct
 
 from pipeline.context import CommandContext, require_confirmation
-from pipeline.errors import ExitCode
+from pipeline.errors import ExitCode, ScanlakeError, StorageError, to_scanlake_error
 from pipeline.formatting import pluralize
+from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.purge import MAX_FILE_ID, PurgePlan, PurgeResult, id_columns, plan_purge, purge
 from pipeline.lake.reader import open_ledger_readonly
@@ -86,11 +87,23 @@ def run(
         refusal = f"Erasing {files} cannot be undone. Nothing was erased."
         require_confirmation(_format_plan(plan), f"Erase {files}? This cannot be undone.", refusal=refusal)
     with open_writable_lake(settings, "purge") as lake:
-        result = purge(lake, file_ids, by=requester, at=now_us())
+        try:
+            result = purge(lake, file_ids, by=requester, at=now_us())
+        except (OSError, StorageError) as error:
+            raise _unfinished_error(lake, to_scanlake_error(error)) from error
     published, copies = _erase_copies(context, settings, result.file_ids)
     text = _format_result(result) + "".join(map(_format_copy, copies))
     code = ExitCode.OK if all(copy.is_erased for copy in copies) else ExitCode.PUBLISH
     return context.print_result(Erasure(result, requester, published, copies), text, code)
+
+
+def _unfinished_error(lake: Lake, failure: ScanlakeError) -> ScanlakeError:
+    """Return a failure with what it leaves: a purge that is begun, which every run that publishes finishes, or none."""
+    failure.message = f"The files are not erased yet: {failure.message}"
+    is_begun = lake.ledger.properties.purge_in_progress is not None
+    finish = "; the next `scanlake sync` finishes it, too." if is_begun else "."
+    failure.hint = f"Free disk space or correct the permissions, then run the same purge again{finish}"
+    return failure
 
 
 def _erase_copies(

@@ -67,7 +67,7 @@ def plan_rollback(lake: Lake, number: int) -> RollbackPlan:
     ledger = lake.ledger
     if ledger.properties.purge_in_progress is not None:
         raise SettingsError(
-            "A purge was killed before its end, and an earlier snapshot would restore the purged files.",
+            "A purge is not finished, and an earlier snapshot would restore the purged files.",
             hint="Run `scanlake sync` first: it finishes the purge.",
         )
     target = ledger.find_published_snapshot(number)

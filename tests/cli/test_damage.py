@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import duckdb
 import pytest
@@ -15,6 +17,7 @@ from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, Stora
 from pipeline.lake.duckdb import classify_read_error
 from tests.forkserver import run_command
 from tests.lake.corruption import flip
+from tests.lake.test_folders import make_lake
 from tests.processes import NOBODY, why_not_as_nobody
 from tests.rows import every
 
@@ -113,3 +116,25 @@ def test_no_permission_is_not_damage(lake: Path, open_folder: Path) -> None:
             # A forked process that coverage measures cannot write its data as another user, and says so.
             assert len([line for line in answer.err.splitlines() if b".coverage." not in line]) == 1
         (root / closed).chmod(mode)
+
+
+def test_a_purge_without_room_says_that_nothing_is_erased(
+    tmp_path: Path, main: Scanlake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line has the cause and what finishes the purge: a sync only if it has begun. The same purge does it."""
+    lake = make_lake(tmp_path / "lake")
+    purge = ("purge", "11", "--yes")
+    with monkeypatch.context() as full:
+        full.setattr("pipeline.lake.purge.replace_parts", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+        before = main(*purge)
+    finished = run_command(purge, cwd=tmp_path, env=dict(os.environ), limits={"RLIMIT_FSIZE": 300_000})
+    causes = "No space left on device", f"{lake}/catalog.duckdb: File too large"
+    repeat = "Free disk space or correct the permissions, then run the same purge again"
+    ends = ".", "; the next `scanlake sync` finishes it, too."
+    not_erased = "scanlake: The files are not erased yet"
+    lines = [f"{not_erased}: {cause}. {repeat}{end}" for cause, end in zip(causes, ends, strict=True)]
+    assert [before.code, finished.code] == [ExitCode.STORAGE] * 2
+    assert [*before.lines, *finished.err.decode().splitlines()] == lines
+    assert "A purge is not finished" in main("rollback", "1", "--yes").err
+    assert main(*purge).code == ExitCode.OK
+    assert main("query", "SELECT file_id FROM files", "--format", "csv").out == '"file_id"\n12\n'

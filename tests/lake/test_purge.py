@@ -290,7 +290,7 @@ def test_a_killed_purge_is_finished(two_files: Path, tmp_path: Path) -> None:
             is_done = in_progress is None and held.ledger.count("SELECT count(*) FROM purge") == 1
             if in_progress is not None:
                 run = RunRecord("20260101T000000Z-abcdef", "rollback", "0", AT)
-                with pytest.raises(SettingsError, match="A purge was killed"):
+                with pytest.raises(SettingsError, match="A purge is not finished"):
                     roll_back(held, plan_rollback(held, 1), run=run)
             if number == 3:
                 repair_files(held)
