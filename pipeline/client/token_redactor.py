@@ -46,8 +46,8 @@ class TokenRedactor:
             return body
         if not (error or self._has_warned):
             self._has_warned = True
-            hint = f"The lake holds {_REDACTED} instead. Ask for a new token: others may have read this one."
-            log.warning("token.redacted", reason="the service sends the token in its data", hint=hint)
+            hint = f"What is stored has {_REDACTED} instead. Ask for a new token: others may have read this one."
+            log.warning("token.redacted", reason="the service sends the token in its answers", hint=hint)
         return redacted
 
     def __repr__(self) -> str:

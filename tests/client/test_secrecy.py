@@ -108,6 +108,18 @@ async def test_connections_that_fail_do_not_show_the_token(client: Make, monkeyp
             assert not leaks(everything_about(raised.value))
 
 
+async def test_the_warning_claims_nothing_of_the_lake(client: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    """A page with the token, which is dropped and asked for again, warns, and nothing says that the lake has it."""
+    page = answer(f"<html>{SPELLINGS[0]}</html>".encode(), headers=[("Content-Type", "text/html")])
+    pages = [page, answer(b'{"id": 5}')]
+    async with scripted(lambda _: pages.pop(0)) as server, client(server.base) as asking:
+        assert isinstance(await asking.get_file(5), Detail)
+    shown = "".join(capfd.readouterr())
+    assert (shown.count("token.redacted"), pages) == (1, [])
+    assert "the service sends the token in its answers" in shown
+    assert "The lake holds" not in shown
+
+
 async def test_documents_are_stored_without_the_token(client: Make, capfd: pytest.CaptureFixture[str]) -> None:
     """A token inside a document is removed before the document is stored, and one warning says so."""
 
