@@ -71,8 +71,8 @@ def run(
 
     If the lake is published, as a mirror or as Iceberg tables, it is published there again, and the objects with the
     files are deleted at once. Then every object there is read again, and "erased" is printed if none has one of the
-    files. Exit code 8: an object has one, and is named, or cannot be read, or the lake is also at an earlier target,
-    which is named. The same purge repeats it.
+    files. Exit code 8: an object has one, and is named, or cannot be read, a place has nothing of the lake, as a
+    folder that is not mounted, or the lake is also at an earlier target, which is named. The same purge repeats it.
 
     If the lake never had one of the files, the command ends with exit code 2 and erases nothing.
     """

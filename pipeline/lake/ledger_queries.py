@@ -250,7 +250,8 @@ class LakeProperties(Struct, frozen=True):
     rollback_pause: RollbackPause | None = None
     lake_id: str | None = None  # in hex; a target of another lake is refused
     remote_publish: PublishRecord | None = None
-    published_targets: Mapping[str, bool] = {}  # records by URL, the newest last; whether published since a purge
+    published_targets: Mapping[str, bool | None] = {}
+    """Records by URL, the newest last: true if published since a purge, null if only before, false if only begun."""
     run_progress: RunProgress | None = None  # of the last run that fetched
     pending_rows_from: int | None = None  # first commit whose rows are not in parts, only its documents are
 

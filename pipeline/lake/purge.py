@@ -166,7 +166,9 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
         before = {key: fetched_at for key, (_, fetched_at) in findings.keys.items()}
         pictures = sorted({*ledger.properties.purged_pictures, *delete_images(db, before)})
         set_properties(db, purge_in_progress=sorted(in_progress.union(keys)), purged_pictures=pictures or None)
-        set_properties(db, published_targets=dict.fromkeys(ledger.properties.published_targets, False))
+        known = ledger.properties.published_targets
+        unerased = {url: False if state is False else None for url, state in known.items()}
+        set_properties(db, published_targets=unerased)
         require_publish(db)
     record = lake.republish(at=at)  # deletes the old parts and snapshots too
     return PurgeResult(selected, tuple(sorted(stored)), len(old), snapshot_count, record.snapshot)

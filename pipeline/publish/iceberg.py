@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from msgspec import Struct
 
 from pipeline.errors import PublishError, SettingsError
-from pipeline.publish.target import OWNER, SweepRule, note_published, note_target
+from pipeline.publish.target import (
+    NOTHING_PUBLISHED,
+    OWNER,
+    SweepRule,
+    note_published,
+    note_target,
+    refuse_lost_target,
+)
 from schemas.tables import BY_NAME
 
 if TYPE_CHECKING:
@@ -73,9 +80,11 @@ def publish_iceberg_tables(lake: Lake, settings: Settings, *, at: int, location:
     location = settings.iceberg_location or location or ""
     try:
         catalog = _connect(settings, location)
-        if catalog.root:  # a place that cannot be reached is no target
-            catalog.io.open_root(catalog.root).head(OWNER)
         target = f"{catalog.root}/{OWNER}"
+        if catalog.root:  # a place that cannot be reached is no target
+            owner = catalog.io.open_root(catalog.root).head(OWNER)
+            if owner is None and not catalog.load(BY_NAME):
+                refuse_lost_target(lake.ledger, target)
         has_purged = not note_target(lake.ledger, target)
         lake_id = lake.ledger.get_lake_id()
         result: IcebergResult = publish.publish_iceberg(
@@ -104,6 +113,8 @@ def list_iceberg_objects(settings: Settings, location: str) -> tuple[Objects, li
     """
     catalog, publish = _connect(settings, location), _import("iceberg_publish")
     states = catalog.load(BY_NAME)
+    if not states:
+        raise PublishError(NOTHING_PUBLISHED)
     if missing := sorted(BY_NAME.keys() - states.keys()):
         raise PublishError(f"The Iceberg table {missing[0]} does not exist.", hint="Run `scanlake publish --iceberg`.")
     needed = publish.list_table_files(catalog.io, states.values())

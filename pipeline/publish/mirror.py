@@ -42,6 +42,7 @@ from pipeline.publish.target import (
     note_target,
     read_latest,
     read_shown_snapshot,
+    refuse_lost_target,
     require_lake,
     require_own_objects,
     to_ledger_path,
@@ -114,8 +115,8 @@ def mirror_lake(lake: Lake, store: ObjectStore, options: MirrorOptions, *, at: i
     with _record_publish(lake, store, at=at, is_kept=not options.backup) as record:
         result, images = _Mirror(lake, store, options, last, at).publish()
         record["snapshot"], record["published_at"] = result.snapshot, at
-        images.require_whole()
         note_published(lake.ledger, store.url(LATEST))
+        images.require_whole()
     return replace(result, seconds=round(time.monotonic() - started, 3))
 
 
@@ -168,6 +169,8 @@ class _Mirror:
         former, version = read_latest(self._store, lake_id=self._lake_id)
         require_lake(self._store, OWNER, self._lake_id, "Iceberg tables")
         if former is None:
+            if catalog is None:
+                refuse_lost_target(self._lake.ledger, self._store.url(LATEST))
             listed, has_images = self._list_own_place()
         else:
             self._require_own_run(former)

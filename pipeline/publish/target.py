@@ -47,6 +47,8 @@ FOLDERS: Final = (TABLES_PREFIX, DOCUMENTS_PREFIX, LEDGERS_PREFIX, PROBE_PREFIX)
 """The folders of a target but for its images; the objects outside of folders are OBJECTS."""
 OBJECTS: Final = (CATALOG, OWNER, LATEST)
 
+NOTHING_PUBLISHED: Final = "No published lake is there. Is it mounted? If it was deleted, publish elsewhere."
+
 FORMAT: Final = 1
 """Format of all records."""
 _MAX_BYTES: Final = 1_000_000  # a record has a few thousand; a file of others must not fill the memory
@@ -226,6 +228,18 @@ def list_target(store: ObjectStore) -> dict[str, StoredObject]:
 # Targets that the ledger knows
 
 
+def refuse_lost_target(ledger: Ledger, url: str) -> None:
+    """Raise `PublishError` if the lake was published to a target, known by its record, that has nothing of it now.
+
+    A purge reads what is there: it would call a copy erased that is only away, in a folder that is not mounted.
+    """
+    if ledger.properties.published_targets.get(url, False) is not False:
+        raise PublishError(
+            f"{url.rpartition('/')[0]} has nothing of the lake, which was published there. Is it mounted?",
+            hint="Bring the copy back, or use another target.",
+        )
+
+
 def note_target(ledger: Ledger, url: str) -> bool:
     """Let the ledger know a target by its record before a publish; return whether it was published since a purge.
 
@@ -234,7 +248,7 @@ def note_target(ledger: Ledger, url: str) -> bool:
     others = dict(ledger.properties.published_targets)
     is_published = others.pop(url, False)
     ledger.set_properties(published_targets={**others, url: is_published})
-    return is_published
+    return bool(is_published)
 
 
 def note_published(ledger: Ledger, url: str) -> None:

@@ -24,7 +24,15 @@ from pipeline.lake.reader import open_ledger_readonly
 from pipeline.publish.image_objects import compare_images
 from pipeline.publish.object_store import run_side_by_side
 from pipeline.publish.stores import open_store
-from pipeline.publish.target import CATALOG, LATEST, list_target, read_latest, read_owner, to_target_path
+from pipeline.publish.target import (
+    CATALOG,
+    LATEST,
+    NOTHING_PUBLISHED,
+    list_target,
+    read_latest,
+    read_owner,
+    to_target_path,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -91,7 +99,7 @@ def list_mirror(layout: LakeLayout, store: ObjectStore) -> tuple[Objects, list[s
     with open_ledger_readonly(layout) as ledger:
         record, _ = read_latest(store, lake_id=ledger.properties.lake_id)
         if record is None:
-            raise PublishError(f"{store.base_url} has no published lake.")
+            raise PublishError(NOTHING_PUBLISHED)
         listed = list_target(store)
         images = [store.url(item.path) for chunk in compare_images(layout, ledger, store) for item in chunk.unnamed]
     return [(store, path) for path in listed], images

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from pipeline import publish_after_run
 from pipeline.child_commands import ChildResult
 from pipeline.emulator import Emulator, ImageOptions
+from pipeline.errors import ExitCode
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.publish.iceberg_catalogs import connect_catalog
@@ -55,7 +56,7 @@ PLACES: Final[dict[str, tuple[str | None, str | None]]] = {
     "a mirror among the files of a table": ("target/tables/files/data", "target"),
 }
 """Where the mirror and the Iceberg tables are, below the place of a life."""
-_STEPS: Final = ("touch", "touch", "publish", "publish", "compact", "back_up", "fetch_images", "purge")
+_STEPS: Final = ("touch", "touch", "publish", "publish", "compact", "back_up", "fetch_images", "purge", "lose")
 _WORD_CHARS: Final = 10
 _BOUND_CHARS: Final = 16  # that many of a text are in the bounds of an Iceberg manifest
 
@@ -134,17 +135,36 @@ class Life:
 
     def purge(self) -> None:
         """Some files are deleted in the service, and purged; the next backup is up to the operator."""
-        world = self.scene.emulator.world
-        ids = [key for key in world.pick_random(self.rng.randrange(1, 3)) if key in self._words]
-        world.delete(ids)
-        self._purged += ids
-        self.steps[-1] += f" {ids}"
-        answer = purged(self.scene.lake, *ids, **self.settings)
+        answer = self._purge_some()
         assert answer.code == 0, (answer, self)
         if "backup" in self._written:
             self.back_up()
         problems = list(self._find_problems(answer.out))
         assert not problems, (problems, self)
+
+    def lose(self) -> None:
+        """All places are away during a publish and a purge, which write nothing there, and say so; then they return."""
+        if self.url.startswith("s3:"):
+            return
+        place = Path(self.url.removeprefix("file://"))
+        away = place.rename(place.with_name("away"))
+        place.mkdir()
+        if self.settings:
+            answer = called(self.scene.lake, "publish", **self.settings)
+            assert answer.code == ExitCode.PUBLISH, (answer, self)
+        answer = self._purge_some()
+        kinds = len(self._written - {"backup"})
+        assert (answer.code, answer.out.count(": NOT ERASED: ")) == (ExitCode.PUBLISH, kinds), (answer, self)
+        place.rmdir()
+        away.rename(place)
+
+    def _purge_some(self) -> Answer:
+        world = self.scene.emulator.world
+        ids = [key for key in world.pick_random(self.rng.randrange(1, 3)) if key in self._words]
+        world.delete(ids)
+        self._purged += ids
+        self.steps[-1] += f" {ids}"
+        return purged(self.scene.lake, *ids, **self.settings)
 
     # What must hold
 

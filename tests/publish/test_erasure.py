@@ -12,10 +12,11 @@ from unittest.mock import patch
 from urllib.request import Request, urlopen
 
 from pipeline.atomic_files import temp_name
-from pipeline.errors import ExitCode, PublishError
+from pipeline.errors import ExitCode, LakeCorruptedError, PublishError
 from pipeline.lake.lake import Lake
 from pipeline.publish import iceberg_publish, mirror
 from pipeline.publish.iceberg import find_tables_location
+from pipeline.publish.image_objects import ImagesOnStore
 from pipeline.publish.stores import open_store
 from pipeline.publish.target import note_target
 from pipeline.publish.target_checks import find_earlier_targets, name_tables
@@ -193,6 +194,46 @@ def test_an_earlier_bucket_is_named(history: History, s3_server: S3Server, s3_ur
     open_store(s3_url).delete(["latest.json", "catalog.duckdb"])
     urlopen(Request(f"{s3_server.endpoint}/{s3_url.split('/')[2]}", method="DELETE"), timeout=10).close()
     assert purged(lake, 1).code == ExitCode.OK
+
+
+def test_a_place_that_is_away_is_not_erased(history: History, tmp_path: Path) -> None:
+    """Nothing is published to an empty folder where the lake was: a purge repeated when it is back erases it there."""
+    lake, nas, away = history.root, tmp_path / "nas", tmp_path / "away"
+    places = [(nas / name).as_uri() for name in ("mirror", "tables")]
+    settings = dict(zip(("SCANLAKE_PUBLISH_TO", "SCANLAKE_ICEBERG_LOCATION"), places, strict=True))
+    told(lake, "publish", code=0, **settings)
+    nas.rename(away)
+    for attempt in range(2):
+        nas.mkdir()
+        problem = told(lake, "publish", code=ExitCode.PUBLISH, **settings)
+        assert f"{places[0]} has nothing of the lake, which was published there. Is it mounted?" in problem
+        told(lake, "backup", places[0], code=ExitCode.PUBLISH)
+        tables = ("--iceberg", "--set", f"iceberg_location={places[1]}")
+        assert f"{places[1]} has nothing of the lake" in told(lake, "publish", *tables, code=ExitCode.PUBLISH)
+        answer = purged(lake, 777_123, **settings)
+        assert answer.code == ExitCode.PUBLISH
+        assert _not_erased(answer.out) == [places[0], f"Iceberg tables at {places[1]}"]
+        assert answer.out.count(": NOT ERASED: No published lake is there. Is it mounted? ") == 2
+        assert list(nas.iterdir()) == [], attempt
+        nas.rmdir()
+    away.rename(nas)
+    answer = purged(lake, 777_123, **settings)
+    assert (answer.code, answer.out.count(": erased (")) == (ExitCode.OK, 2), answer
+    assert list(find_words(nas, {"ref 777123"})) == []
+
+
+def test_an_emptied_bucket_is_not_erased(history: History, s3_url: str) -> None:
+    """So it is with a bucket that was emptied, also if an image was damaged; another place in it is published to."""
+    lake, store, tables = history.root, open_store(s3_url), f"Iceberg tables at {s3_url}"
+    with patch.object(ImagesOnStore, "require_whole", side_effect=LakeCorruptedError("An image is damaged.")):
+        told(lake, "publish", "--to", s3_url, code=ExitCode.DAMAGE)
+    told(lake, "publish", "--iceberg", "--set", f"iceberg_location={s3_url}")
+    store.delete([item.path for item in store.list()])
+    answer = purged(lake, 777_123)
+    assert (answer.code, _not_erased(answer.out)) == (ExitCode.PUBLISH, [s3_url, tables])
+    assert list(store.list()) == []
+    told(lake, "publish", "--to", f"{s3_url}/new", "--iceberg")
+    assert purged(lake, 777_123).code == ExitCode.OK
 
 
 def test_a_place_that_a_catalog_chose_is_no_earlier_target(history: History) -> None:
