@@ -20,6 +20,7 @@ from pipeline.logs import to_one_line
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish.iceberg import find_tables_location, list_iceberg_objects
 from pipeline.publish.stores import open_store
+from pipeline.publish.target import LATEST, OWNER, note_unerased
 from pipeline.publish.target_checks import (
     CopyLister,
     ErasedCopy,
@@ -91,7 +92,11 @@ def run(
             result = purge(lake, file_ids, by=requester, at=now_us())
         except (OSError, StorageError) as error:
             raise _unfinished_error(lake, to_scanlake_error(error)) from error
-    published, copies = _erase_copies(context, settings, result.file_ids)
+        properties = lake.ledger.properties
+        record, location = properties.remote_publish, settings.iceberg_location or find_tables_location(properties)
+        target = settings.publish_to or (record["target"] if record else None)
+        note_unerased(lake.ledger, f"{target}/{LATEST}", f"{location}/{OWNER}")
+    published, copies = _erase_copies(context, settings, result.file_ids, target, location)
     text = _format_result(result) + "".join(map(_format_copy, copies))
     code = ExitCode.OK if all(copy.is_erased for copy in copies) else ExitCode.PUBLISH
     return context.print_result(Erasure(result, requester, published, copies), text, code)
@@ -107,14 +112,12 @@ def _unfinished_error(lake: Lake, failure: ScanlakeError) -> ScanlakeError:
 
 
 def _erase_copies(
-    context: CommandContext, settings: Settings, file_ids: Sequence[int]
+    context: CommandContext, settings: Settings, file_ids: Sequence[int], target: str | None, location: str | None
 ) -> tuple[PublishOutcome | None, tuple[ErasedCopy, ...]]:
     """Publish to where the lake was published, which deletes what has the files, and read everything there again."""
     layout = LakeLayout(settings.lake.absolute())
     with open_ledger_readonly(layout) as ledger:
         properties = ledger.properties
-    record, location = properties.remote_publish, settings.iceberg_location or find_tables_location(properties)
-    target = settings.publish_to or (record["target"] if record else None)
     if target is None and location is None:
         return None, ()
     tables = () if location is None else ("--iceberg", *(("--set", f"iceberg_location={location}") if location else ()))

@@ -141,7 +141,10 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
     findings = _find_files(lake, selected)
     stored, in_progress, old = findings.stored, findings.in_progress, findings.parts
     last = ledger.last_snapshot()
-    if not stored and not in_progress:  # purged before
+    purged = [(file_id, at, by) for file_id in selected]
+    if not stored and not in_progress:  # purged before; what came to a target since then can be a copy from before
+        with ledger.transaction() as db:
+            insert_all(db, "purge", ("file_id", "purged_at", "purged_by"), purged)
         return PurgeResult(selected, (), 0, 0, last.snapshot if last is not None else 0)
     new = [rewritten for part in old for rewritten in _rewrite_part_without(lake, part, findings.condition)]
     references, keys = _references_of(lake, findings), findings.list_whole_keys()
@@ -160,7 +163,6 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
         # The ids of a verification would still name a purged file.
         patterns = [(_ID_IN_JSON_GLOB.format(file_id),) for file_id in selected]
         db.executemany("UPDATE verification SET ids = '{}' WHERE ids GLOB ?", patterns)
-        purged = [(file_id, at, by) for file_id in selected]
         insert_all(db, "purge", ("file_id", "purged_at", "purged_by"), purged)
         db.executemany("DELETE FROM share WHERE reference = ?", [(reference,) for reference in references])
         before = {key: fetched_at for key, (_, fetched_at) in findings.keys.items()}

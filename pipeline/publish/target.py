@@ -258,6 +258,13 @@ def note_published(ledger: Ledger, url: str) -> None:
         ledger.set_properties(published_targets={**known, url: True})
 
 
+def note_unerased(ledger: Ledger, *urls: str) -> None:
+    """Let the ledger know that targets can have purged files: a copy from before the purge can be put back."""
+    known = ledger.properties.published_targets
+    unerased = {url: None if state and url in urls else state for url, state in known.items()}
+    ledger.set_properties(published_targets=unerased)
+
+
 # Ownership of objects
 
 

@@ -236,6 +236,22 @@ def test_an_emptied_bucket_is_not_erased(history: History, s3_url: str) -> None:
     assert purged(lake, 777_123).code == ExitCode.OK
 
 
+def test_a_former_copy_that_returns_is_erased_by_the_same_purge(history: History, tmp_path: Path) -> None:
+    """The copy from before a purge, put back after it, is erased by that purge when it is repeated."""
+    lake, nas, former = history.root, tmp_path / "nas", tmp_path / "former"
+    settings = {"SCANLAKE_PUBLISH_TO": f"{nas.as_uri()}/mirror", "SCANLAKE_ICEBERG_LOCATION": f"{nas.as_uri()}/tables"}
+    told(lake, "publish", code=0, **settings)
+    shutil.copytree(nas, former)
+    assert purged(lake, 777_123, **settings).code == ExitCode.OK
+    with Lake(lake, doing="test") as held, held.ledger.transaction() as db:
+        db.execute("UPDATE purge SET purged_at = purged_at - ?", (_MONTH * SECOND,))  # the copy is written after it
+    shutil.rmtree(nas)
+    former.rename(nas)
+    answer = purged(lake, 777_123, **settings)
+    assert (answer.code, answer.out.count(": erased (")) == (ExitCode.OK, 2), answer
+    assert list(find_words(nas, {"ref 777123"})) == []
+
+
 def test_a_place_that_a_catalog_chose_is_no_earlier_target(history: History) -> None:
     """The tables that were published last are known by their location, or as those whose catalog chose it."""
     with Lake(history.root, doing="test") as held:
