@@ -58,11 +58,8 @@ async def sync_lake_async(
     """Do the same as `sync_lake` while the running event loop goes on. Cancelling it stops the sync cleanly."""
     options = {"--config": config, "--source": source}
     argv = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    variables = {f"{PREFIX}{name.upper()}": _to_text(value) for name, value in settings.items() if value is not None}
+    texts = {name: ",".join(value) if isinstance(value, list | tuple) else value for name, value in settings.items()}
+    variables = {f"{PREFIX}{name.upper()}": str(text) for name, text in texts.items() if text is not None}
     if token is not None:
         variables[token_variable(source)] = token
     return await run_for_object(["--quiet", *argv, "sync"], variables={**os.environ, **variables})
-
-
-def _to_text(value: Any) -> str:
-    return ",".join(value) if isinstance(value, list | tuple) else str(value)

@@ -373,15 +373,13 @@ _TYPE_IN_MESSAGE: Final = re.compile(r"\b(int|float)( range)?(?=\.$)")
 _TYPE_WORDS: Final = {"int": "whole number", "float": "number"}
 
 
-def _name_type(message: str) -> str:
-    return _TYPE_IN_MESSAGE.sub(lambda match: _TYPE_WORDS[match[1]], message)
-
-
 def _usage_error(error: TyperException, arguments: Sequence[str]) -> SettingsError:
     if getattr(error, "option_name", None) == "--token":
         return _TOKEN_ON_COMMAND_LINE
     similar = getattr(error, "possibilities", None)
-    message = getattr(error, "message", "") if similar else _name_type(error.format_message())
+    message = getattr(error, "message", "")
+    if not similar:
+        message = _TYPE_IN_MESSAGE.sub(lambda match: _TYPE_WORDS[match[1]], error.format_message())
     question = f" Did you mean {similar[0]}?" if similar else ""
     names = [" ".join(arguments[:words]) for words in (2, 1)]
     path = " ".join([NAME, *[name for name in names if name in COMMANDS][:1]])

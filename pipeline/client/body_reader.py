@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 import zlib
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
@@ -73,7 +73,8 @@ class BodyReader(Struct, frozen=True):
             _check_min_throughput(size, started)
         self.stats.bytes += size
         body = parts[0] if len(parts) == 1 else b"".join(parts)
-        if status == 200 and not body and not _has_length(headers):
+        has_end = "Content-Length" in headers or "chunked" in headers.get("Transfer-Encoding", "").lower()
+        if status == 200 and not body and not has_end:
             raise AttemptError("cut", "an answer that ended before its body", status=status)
         try:
             if headers.get("Content-Encoding"):
@@ -183,7 +184,3 @@ def _check_utf8(body: bytes, content_types: Iterable[str]) -> None:
     if labels:
         named = summarize_in_one_line(", ".join(sorted(labels)))
         raise AttemptError("charset", f"JSON in the charset {named}, not in UTF-8", is_protocol_error=True)
-
-
-def _has_length(headers: Any) -> bool:
-    return "Content-Length" in headers or "chunked" in headers.get("Transfer-Encoding", "").lower()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from msgspec import Struct
@@ -153,8 +153,6 @@ def _confirm(requests: Sequence[ShareRequest], *, yes: bool) -> None:
 
 def _format_outcomes(outcomes: Sequence[ShareOutcome]) -> str:
     columns = [name for name in _COLUMNS if any(getattr(outcome, name) for outcome in outcomes)]
-    return format_table(columns, ([_to_cell(getattr(outcome, name)) for name in columns] for outcome in outcomes))
-
-
-def _to_cell(value: Any) -> str:
-    return format_json_instant(value) if isinstance(value, datetime) else value or ""
+    values = ([getattr(outcome, name) or "" for name in columns] for outcome in outcomes)
+    rows = ([format_json_instant(it) if isinstance(it, datetime) else it for it in row] for row in values)
+    return format_table(columns, rows)

@@ -87,19 +87,16 @@ _HEADINGS: Final = ("snapshot", "published (UTC)", "state", "kept as", "watermar
 
 
 def _format_row(snapshot: SnapshotStatus) -> list[str | None]:
+    rules = snapshot.kept_as or ()
+    reasons = ", ".join(reason for reason in rules if reason != "newest" or "current" not in rules)
     return [
         str(snapshot.snapshot),
         f"{snapshot.published_at:%Y-%m-%d %H:%M:%S}",
         snapshot.state,
-        _format_reasons(snapshot.kept_as or ()),
+        reasons or _UNKEPT,
         None if snapshot.watermark is None else f"{snapshot.watermark:%Y-%m-%d %H:%M:%S}",
         "" if snapshot.complete else "during a run",
         snapshot.run_id,
         None if snapshot.bytes is None else format_bytes(snapshot.bytes),
         f"{snapshot.files:,}",
     ]
-
-
-def _format_reasons(reasons: Sequence[str]) -> str:
-    """Return why a snapshot stays: the current one is always among the newest."""
-    return ", ".join(reason for reason in reasons if not (reason == "newest" and "current" in reasons)) or _UNKEPT

@@ -62,7 +62,7 @@ class Batcher:
 
     async def add_file(self, task: FetchTask, result: FetchResult) -> None:
         """Add one file whose calls are finished. Waits while the sink is far behind."""
-        units = min(_count_units(result), self._batch_files)
+        units = min(1 + result.document_bytes // _BYTES_PER_UNIT, self._batch_files)
         if self._free_units < units or self._admission.locked():
             async with self._admission:
                 while self._free_units < units:
@@ -90,7 +90,7 @@ class Batcher:
 
     async def run(self) -> None:
         """Commit batches until `finish()` was called and nothing is pending."""
-        while not (self._is_finishing and not self._has_pending() and not self._in_flight):
+        while not self._is_finishing or self._files or self._listed_windows or self._tombstones or self._in_flight:
             await self._wait_until_due()
             # At most one full batch: taking more would leave no capacity to collect the next one.
             tasks, batch, units = self._take_batch(self._batch_files)
@@ -101,9 +101,6 @@ class Batcher:
                 self._storing = None
             self._free(units)
             self._in_flight.on_committed(tasks)
-
-    def _has_pending(self) -> bool:
-        return bool(self._files or self._listed_windows or self._tombstones)
 
     def _free(self, units: int) -> None:
         self._free_units += units
@@ -193,7 +190,3 @@ class Batcher:
         )
         self._tombstones = []
         return [task for task, _ in files], batch, units
-
-
-def _count_units(result: FetchResult) -> int:
-    return 1 + result.document_bytes // _BYTES_PER_UNIT

@@ -169,10 +169,8 @@ class DetailFetcher:
         # A list with few includes does not show a second change within the second of the timestamp. One with all shows
         # it, unless a third takes it back: the detail of the second would stay with a list item that is as before.
         quiet_seconds = _STAMP_SECONDS if self._list_shows_every_change else self._options.settle_seconds
-        ages = [self._clock.seconds_since(item.updated_at)]
-        if seen_at is not None:
-            ages.append((self._clock.now_or_local() - seen_at) / SECOND)
-        return max(ages) > quiet_seconds
+        known_for = 0 if seen_at is None else (self._clock.now_or_local() - seen_at) / SECOND
+        return max(self._clock.seconds_since(item.updated_at), known_for) > quiet_seconds
 
     def _build_version(self, key: int, item: ListItem, detail: Detail | None, *, is_stable: bool) -> FileVersion:
         return FileVersion(

@@ -139,7 +139,8 @@ def split_by_time(window: Window, *, known: Iterable[int], now: int, pieces: int
     """
     start, end = window.start, window.end
     if start is None:
-        edge = _fallback_split_point(end if end is not None else now)
+        latest = end if end is not None else now
+        edge = next((point for point in _FALLBACK_SPLIT_POINTS if point < latest), latest - 1)
         return [Window(None, edge), Window(edge, end)]
     if end is None:
         edge = max(now, start + 1, *(timestamp for timestamp in known if window.may_contain(timestamp)))
@@ -147,7 +148,3 @@ def split_by_time(window: Window, *, known: Iterable[int], now: int, pieces: int
     count = min(pieces, end - start)
     edges = [start + (end - start) * step // count for step in range(count + 1)]
     return [Window(low, high) for low, high in pairwise(edges)]
-
-
-def _fallback_split_point(end: int) -> int:
-    return next((point for point in _FALLBACK_SPLIT_POINTS if point < end), end - 1)

@@ -102,7 +102,9 @@ def export_images(layout: LakeLayout, rows: Iterable[Row], target: Path) -> Expo
                     result.bytes += row["bytes"]
                 elif row["state"] != _NO_LINK:
                     result.missing[row["state"]] = result.missing.get(row["state"], 0) + 1
-                manifest.write(format_csv_row([name, *(_to_cell(row[column]) for column in _COLUMNS[1:])]))
+                values = [row[column] for column in _COLUMNS[1:]]
+                cells = [f"{value.isoformat()}Z" if hasattr(value, "isoformat") else value for value in values]
+                manifest.write(format_csv_row([name, *cells]))
         sums[MANIFEST] = sha256_file(folder / MANIFEST)
         write_file(folder / SUMS, format_sums(sums))
     return result
@@ -124,10 +126,6 @@ def _copy(layout: LakeLayout, row: Row, folder: Path, used: set[str]) -> str | N
         (folder / name).parent.rmdir()
     row |= {"state": "damaged", "reason": "not in the lake as it was stored: run `scanlake check`"}
     return None
-
-
-def _to_cell(value: Any) -> Any:
-    return f"{value.isoformat()}Z" if hasattr(value, "isoformat") else value
 
 
 def choose_name(row: Row, extension: str, used: set[str]) -> str:

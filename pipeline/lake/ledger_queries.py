@@ -18,7 +18,7 @@ from pipeline.lake.ledger_format import translate_sqlite_errors
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from schemas.file_versions import FileVersion, Reject, Tombstone
@@ -355,7 +355,7 @@ class LedgerQueries:
         versions: dict[int, FileVersionRecord] = {}
         for start in range(0, len(file_ids), _MAX_IDS):
             chunk = list(file_ids[start : start + _MAX_IDS])
-            source = f"file_version WHERE file_id IN ({_marks(chunk)})"
+            source = f"file_version WHERE file_id IN ({','.join('?' * len(chunk))})"
             versions |= {record.file_id: record for record in self.select(FileVersionRecord, source, chunk)}
         return versions
 
@@ -523,7 +523,3 @@ class LedgerQueries:
         """Return when files were last purged, in microseconds; None before a purge."""
         at: int | None = self.query("SELECT max(purged_at) FROM purge")[0][0]
         return at
-
-
-def _marks(values: Collection[object]) -> str:
-    return ",".join("?" * len(values))

@@ -112,12 +112,9 @@ def repair_files(lake: Lake, *, read_data: bool = False) -> LakeCheck:
     check = _check(lake.layout, lake.ledger, lake.findings, lake, read_data=read_data)
     if lake.needs_publish or lake.ledger.properties.purge_in_progress is not None:
         lake.republish(at=now_us())
-    check.findings = [_to_repaired(item) if item.repair else item for item in check.findings]
+    repaired = {"severity": Severity.REPAIRED, "hint": "", "exit_code": ExitCode.OK}
+    check.findings = [replace(item, **repaired) if item.repair else item for item in check.findings]
     return check
-
-
-def _to_repaired(finding: Finding) -> Finding:
-    return replace(finding, severity=Severity.REPAIRED, hint="", exit_code=ExitCode.OK)
 
 
 def _check(

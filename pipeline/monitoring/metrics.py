@@ -78,9 +78,7 @@ METRICS: Final = (
     Metric("scanlake_lake_size_bytes", "Size of the lake's folder.", "lake.bytes"),
     Metric("scanlake_disk_free_bytes", "Free space on the disk of the lake.", "lake.disk_free_bytes"),
     Metric(
-        "scanlake_last_verify_timestamp_seconds",
-        "Last comparison with the service's full list.",
-        "lake.verified_at",
+        "scanlake_last_verify_timestamp_seconds", "Last comparison with the service's full list.", "lake.verified_at"
     ),
     Metric("scanlake_last_verify_consistent", "1 if that comparison found no difference.", "lake.verified_consistent"),
     Metric("scanlake_files_fetched_total", "Files that successful runs fetched.", "fetched"),
@@ -88,9 +86,7 @@ METRICS: Final = (
     Metric("scanlake_retries_total", "Retries of successful runs.", "retries"),
     Metric("scanlake_throttled_total", "Responses 429 to successful runs.", "throttled"),
     Metric(
-        "scanlake_learned_requests_per_second",
-        "Rate limit of the service, as learned; absent: none met.",
-        "lake.rate",
+        "scanlake_learned_requests_per_second", "Rate limit of the service, as learned; absent: none met.", "lake.rate"
     ),
     Metric("scanlake_learned_concurrency", "Concurrency learned from the service.", "lake.concurrency"),
 )
@@ -111,7 +107,8 @@ def render_prometheus(stats: RunStats, labels: Mapping[str, str]) -> str:
         if samples := [({**labels, **own}, value) for own, value in metric.read(stats)]:
             kind = "counter" if metric.name.endswith("_total") else "gauge"
             lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {kind}"]
-            lines += [f"{metric.name}{_format_labels(own)} {_format_value(value)}" for own, value in samples]
+            numbers = [(own, int(value) if value == int(value) else value) for own, value in samples]
+            lines += [f"{metric.name}{_format_labels(own)} {value!r}" for own, value in numbers]
     return "\n".join(lines) + "\n"
 
 
@@ -134,7 +131,3 @@ def _format_labels(labels: Mapping[str, str]) -> str:
         (name, value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')) for name, value in labels.items()
     )
     return "{" + ",".join(f'{name}="{value}"' for name, value in escaped) + "}" if labels else ""
-
-
-def _format_value(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(value)

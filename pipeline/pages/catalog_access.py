@@ -195,14 +195,11 @@ def read_query(lake: duckdb.DuckDBPyConnection, query: str, max_rows: int) -> Qu
             raise SettingsError("The query is empty.", hint=_QUERY_HINT)
         check_query(lake, query)
         result = lake.sql(query)
-        columns = tuple((name, _is_number(str(kind))) for name, kind in zip(result.columns, result.types, strict=True))
+        kinds = zip(result.columns, map(str, result.types), strict=True)
+        columns = tuple((name, kind.startswith(_NUMBER_TYPES) and not kind.endswith("]")) for name, kind in kinds)
         texts = ", ".join(
             f"left(CAST(#{index} AS VARCHAR), {_MAX_VALUE_CHARS}) AS c{index}" for index, _ in enumerate(columns, 1)
         )
         # All at once: a result that is left unread after an error keeps the catalog open, for the next page, too.
         rows = tuple(result.limit(max_rows + 1).project(texts).fetchall())
     return QueryRows(columns, rows[:max_rows], len(rows) > max_rows)
-
-
-def _is_number(sql_type: str) -> bool:
-    return sql_type.startswith(_NUMBER_TYPES) and not sql_type.endswith("]")

@@ -100,13 +100,7 @@ _DETECTED: Final = f"""
               || amount(deleted_files - sum(found.files) OVER ()), NULL) AS others
     FROM found, page ORDER BY day DESC"""
 PANELS: Final = (
-    Panel(
-        "runs",
-        "Runs",
-        _RUNS,
-        "The latest first. meta.runs has all.",
-        "No run has been recorded yet.",
-    ),
+    Panel("runs", "Runs", _RUNS, "The latest first. meta.runs has all.", "No run has been recorded yet."),
     Panel(
         "verifications",
         "Verifications",

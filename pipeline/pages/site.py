@@ -74,11 +74,7 @@ class Site:
     """
 
     def __init__(
-        self,
-        access: CatalogAccess,
-        lake: str,
-        source: str | None,
-        render_dashboard: Callable[[], str],
+        self, access: CatalogAccess, lake: str, source: str | None, render_dashboard: Callable[[], str]
     ) -> None:
         self._access = access
         self._lake = lake

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from msgspec import Struct
 
 from pipeline.errors import PublishError, SettingsError
-from pipeline.publish.target import (
-    NOTHING_PUBLISHED,
-    OWNER,
-    SweepRule,
-    note_published,
-    note_target,
-    refuse_lost_target,
-)
+from pipeline.publish.target import NOTHING_PUBLISHED, OWNER, SweepRule, note_published, note_target, refuse_lost_target
 from schemas.tables import BY_NAME
 
 if TYPE_CHECKING:

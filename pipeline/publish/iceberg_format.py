@@ -429,11 +429,7 @@ class _DeleteManifestWriter(ManifestWriterV2):
 
 
 def write_snapshot(
-    io: StoreFileIO,
-    metadata: TableMetadata,
-    files: TableFiles,
-    changes: FileChanges,
-    properties: Mapping[str, str],
+    io: StoreFileIO, metadata: TableMetadata, files: TableFiles, changes: FileChanges, properties: Mapping[str, str]
 ) -> Snapshot:
     """Write the manifests and the manifest list of a table's next snapshot, and return it; nothing names it yet."""
     writer = _SnapshotWriter(io, metadata)
@@ -451,8 +447,7 @@ def write_snapshot(
         manifest_list=writer.write_list(parent.snapshot_id if parent else None),
         sequence_number=writer.sequence,
         summary=update_snapshot_summaries(
-            Summary(operation=operation, **summary.build(), **properties),
-            parent.summary if parent else None,
+            Summary(operation=operation, **summary.build(), **properties), parent.summary if parent else None
         ),
         schema_id=metadata.current_schema_id,
     )
@@ -473,7 +468,8 @@ class _SnapshotWriter:
         removed: list[DataFile] = []
         for content, added in ((ManifestContent.DATA, changes.data), (ManifestContent.DELETES, changes.deletes)):
             entries = [self._add(file) for file in added]
-            same_kind = [manifest for manifest in former if manifest.content == content and _has_files(manifest)]
+            kind = [manifest for manifest in former if manifest.content == content]
+            same_kind = [one for one in kind if one.has_added_files() or one.has_existing_files()]
             merges = len(same_kind) + bool(added) > _MAX_MANIFESTS
             for manifest in same_kind:
                 stored = manifest.fetch_manifest_entry(self._io) if changes.removed or merges else []
@@ -528,7 +524,3 @@ class _SnapshotWriter:
 
     def _location(self, name: str) -> str:
         return f"{self._metadata.location.rstrip('/')}/metadata/{name}"
-
-
-def _has_files(manifest: ManifestFile) -> bool:
-    return manifest.has_added_files() or manifest.has_existing_files()

@@ -196,7 +196,8 @@ def stage_table(
     files = read_files(state.metadata, catalog.io)
     root = f"{metadata.location.rstrip('/')}/data"
     own = [part for part in sync.contents.parts if part.table_name == table.name]
-    parts = {_part_location(root, part): (part, layout.part_path(part.name)) for part in own}
+    names = {part: PurePosixPath(to_target_path(part.name, part.sha256)).name for part in own}
+    parts = {f"{root}/{name}": (part, layout.part_path(part.name)) for part, name in names.items()}
     store, folder = catalog.io.find_object(root)
     upload_all(
         store,
@@ -249,10 +250,6 @@ def _update_tags(metadata: TableMetadata, current_id: int, sync: Sync) -> list[T
 
 def _refer(name: str, kind: SnapshotRefType, snapshot_id: int) -> SetSnapshotRefUpdate:
     return SetSnapshotRefUpdate(ref_name=name, type=kind, snapshot_id=snapshot_id)
-
-
-def _part_location(root: str, part: Part) -> str:
-    return f"{root}/{PurePosixPath(to_target_path(part.name, part.sha256)).name}"
 
 
 # Files that no kept snapshot of the tables names

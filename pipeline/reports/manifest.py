@@ -12,14 +12,7 @@ from pydantic import BaseModel
 from pipeline.formatting import escape_control_characters, pluralize
 from pipeline.lake.layout import MANIFEST, SUMS, format_sums
 from pipeline.lake.request_log import OrderState
-from pipeline.reports.models import (
-    CatalogState,
-    Manifest,
-    ManifestCounts,
-    ManifestFile,
-    ManifestOrder,
-    ManifestPdf,
-)
+from pipeline.reports.models import CatalogState, Manifest, ManifestCounts, ManifestFile, ManifestOrder, ManifestPdf
 from pipeline.reports.signing import NAMESPACE
 from pipeline.templates.rendering import build_policy, read_script, render
 from pipeline.text_tables import format_csv_row
@@ -108,7 +101,10 @@ def read_manifest(request_log: RequestLog, job: ReportJob) -> Manifest:
         settings=options,
         **dict(CatalogState.model_validate_json(job.context)),
         counts=count_entries(files, entries, pdfs=len(pdfs)),
-        pdfs=tuple(_describe_pdf(order) for order in sorted(pdfs, key=lambda order: order.pdf or "")),
+        pdfs=tuple(
+            _to_entry(ManifestPdf, **asdict(order), pages=describe_pages(order.references_found, order.files))
+            for order in sorted(pdfs, key=lambda order: order.pdf or "")
+        ),
         orders=entries,
         files=files,
     )
@@ -162,10 +158,6 @@ def _find_failure(order: ReportOrderRecord | None) -> str | None:
     return None if order.state is OrderState.DELIVERED else order.error or order.state.value
 
 
-def _describe_pdf(order: ReportOrderRecord) -> ManifestPdf:
-    return _to_entry(ManifestPdf, **asdict(order), pages=describe_pages(order.references_found, order.files))
-
-
 def describe_pages(references_found: int | None, files: int) -> str:
     """Return in words how many files of a PDF its pages show."""
     if references_found is None:
@@ -201,15 +193,12 @@ def _list_facts(manifest: Manifest) -> list[tuple[str, str]]:
     """Return what the files were selected for, by whom and how."""
     selection = {key: value for key, value in manifest.selection.items() if key not in {"kind", "per_file"}}
     sql, group = selection.pop("sql", None), selection.pop("group_by", None)
+    texts = {key: ", ".join(map(str, it)) if isinstance(it, list | tuple) else it for key, it in selection.items()}
     facts = {
         "Purpose": manifest.purpose,
         "Requested by": manifest.requested_by,
         "Job": manifest.job if manifest.title else None,
-        "Selected by": sql or "; ".join(f"{key}: {_join(value)}" for key, value in selection.items()),
+        "Selected by": sql or "; ".join(f"{key}: {text}" for key, text in texts.items()),
         "Grouped by": group,
     }
     return [(name, text) for name, text in facts.items() if text]
-
-
-def _join(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

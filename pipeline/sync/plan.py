@@ -7,7 +7,6 @@ files with their details.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Final, Literal
@@ -82,7 +81,8 @@ async def plan_sync(settings: Settings, token: str) -> SyncPlan:
             sampled, seconds, sampled_bytes = await _fetch_sample(client, options, longest)
         files = refetches + sum(to_fetch for _, to_fetch, _ in samples)
         list_calls = 1 + bool(in_lake) + refetches + sum(_count_list_calls(options, listed) for listed, _, _ in samples)
-        detail_calls, min_files = (0, math.inf) if options.fetch_details == "never" else (files, _MIN_FILES)
+        detail_calls = 0 if options.fetch_details == "never" else files
+        seconds_per_file = seconds / sampled if seconds and sampled >= _MIN_FILES else None
         # The catalog that readers have now stays as a snapshot.
         catalog_bytes = _CATALOG_BYTES + (layout.catalog.stat().st_size if layout.catalog.is_file() else 0)
         return SyncPlan(
@@ -93,7 +93,7 @@ async def plan_sync(settings: Settings, token: str) -> SyncPlan:
             list_calls=list_calls,
             detail_calls=detail_calls,
             disk_bytes=round(catalog_bytes + files * _DISK_RATIO * sampled_bytes / sampled) if sampled else None,
-            seconds=round((list_calls + detail_calls) * seconds / sampled, 1) if sampled >= min_files else None,
+            seconds=seconds_per_file and round((list_calls + detail_calls) * seconds_per_file, 1),
             sampled_files=sampled,
             exact=all(exact for _, _, exact in samples),
             verify_calls=2 + in_lake // _FILES_PER_VERIFY_CALL if ledger and is_due(ledger, settings) else 0,
@@ -151,6 +151,6 @@ async def _fetch_sample(client: Client, options: CrawlOptions, files: int) -> tu
     items, started = [item for item in page.items if item.id is not None], time.monotonic()
     keys = [] if options.fetch_details == "never" else [options.get_key(item) or 0 for item in items]
     details = await asyncio.gather(*map(fetch, keys))
-    seconds = time.monotonic() - started
+    seconds = time.monotonic() - started if keys else 0.0
     documents = [item.raw for item in items] + [detail.raw for detail in details if isinstance(detail, Detail)]
     return len(items), seconds, len(pa.compress(b"".join(documents), "zstd", asbytes=True))

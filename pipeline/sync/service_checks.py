@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from pipeline.client.client import Client
-    from pipeline.client.protocol import Document, ListItem
+    from pipeline.client.protocol import Document
     from pipeline.crawl.models import Identity
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger_queries import FileVersionRecord
@@ -94,7 +94,7 @@ async def check_same_account(
     listed = {key: item for item in page.items for key in (item.id, item.instance_id) if key is not None}
     known = await ledger_thread.call(lake.ledger.file_versions, list(listed))
     known = {file_id: version for file_id, version in known.items() if not version.deleted}
-    if any(_is_same_version(version, listed[file_id]) for file_id, version in known.items()):
+    if any(None is not version.updated_at == listed[file_id].updated_at for file_id, version in known.items()):
         return
     stored = await ledger_thread.call(read_identities, lake.layout, lake.ledger, _commit_seqs(known.values()))
     if any(_is_same_file(stored.get(file_id), listed[file_id].raw) for file_id in known):
@@ -176,10 +176,6 @@ async def _read_by_reference(client: Client, file_id: int, identity: FileIdentit
 
 def _commit_seqs(versions: Iterable[FileVersionRecord]) -> dict[int, int]:
     return {version.file_id: version.commit_seq for version in versions}
-
-
-def _is_same_version(version: FileVersionRecord, item: ListItem) -> bool:
-    return item.updated_at is not None and version.updated_at == item.updated_at
 
 
 def _is_same_file(stored: FileIdentity | None, raw: bytes) -> bool:
