@@ -155,9 +155,10 @@ class DetailFetcher:
                 hint="Check that the token may read details and that the service works; nothing was deleted.",
             )
         listed = await self._reader.find_item(key, parse_reference(item.raw), item.updated_at)
-        if listed is None:
+        if listed is None and {parse_reference(item.raw), item.updated_at} != {None}:  # else no list was looked into
             return FetchResult(None, tombstone=Tombstone(key, self._clock.now_or_local(), missing.evidence))
-        return self._keep_list_item_only(key, listed, f"detail: not found by id ({missing.evidence}), but still listed")
+        reason = f"detail: not found by id ({missing.evidence}){'' if listed is None else ', but still listed'}"
+        return self._keep_list_item_only(key, listed or item, reason)
 
     def _is_quiet(self, item: ListItem, seen_at: int | None) -> bool:
         """Return whether the second of the item's timestamp is over: a later change has another timestamp.

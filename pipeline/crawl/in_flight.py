@@ -204,8 +204,7 @@ class InFlightFiles:
         if stored is not None and (self._is_up_to_date(item, stored) or (is_outdated and stored.is_stable)):
             self._count_unchanged(key, stored)
             return
-        is_seen = stored is not None and not stored.deleted and stored.updated_at == item.updated_at
-        seen_at = stored.fetched_at if stored is not None and is_seen else None
+        seen_at = stored.fetched_at if stored and not stored.deleted and stored.updated_at == item.updated_at else None
         task = FetchTask(key, item, [window], must_relist=is_outdated, seen_at=seen_at)
         self._tasks[key] = task
         window.pending_files += 1

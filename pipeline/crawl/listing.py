@@ -412,10 +412,9 @@ class WindowReader:
             yield page
             files += len(page.items)
             empty_pages = 0 if page.items else empty_pages + 1
-            if page.has_next is False or (page.has_next is None and not page.items):
+            has_all = page.total == files and not page.has_next_link  # a wrong page size announces more than all
+            if page.has_next is False or (not page.items and (page.has_next is None or has_all)):
                 return
-            if not (page.items or page.has_next_link) and page.total == files:
-                return  # a page size that is wrong announces more than all
             _check_pagination_ends(page, number, empty_pages, page_hashes)
 
 

@@ -412,8 +412,9 @@ class LedgerQueries:
     def refetch_requests(self) -> list[RefetchRecord]:
         """Return the files that the next run fetches again: rejected ones, then queued ones."""
         rejected = (
-            "(SELECT reject.file_id AS file_id, updated_at, document, is_list_item FROM reject"
-            " LEFT JOIN refetch_queue USING (file_id) WHERE reject.file_id IS NOT NULL) ORDER BY file_id"
+            "(SELECT r.file_id AS file_id, coalesce(q.updated_at, v.updated_at) AS updated_at, document, is_list_item"
+            " FROM reject AS r LEFT JOIN refetch_queue AS q USING (file_id) LEFT JOIN file_version AS v USING (file_id)"
+            " WHERE r.file_id IS NOT NULL) ORDER BY file_id"
         )
         queued = (
             "(SELECT file_id, updated_at, NULL AS document, 0 AS is_list_item FROM refetch_queue"

@@ -174,6 +174,19 @@ async def test_a_fast_local_clock_promises_nothing(lake: Path, monkeypatch: pyte
         check_equal(lake, emulator)
 
 
+async def test_a_rejected_file_without_a_reference_is_looked_for_in_the_list(lake: Path) -> None:
+    """A detail that is not found is no end of a reject while the list has the file, whatever names it."""
+    async with Emulator(20, seed=SEED) as emulator:
+        (key,) = emulator.world.pick_random(1)
+        emulator.world.records[key].scan_code = None  # type: ignore[assignment]  # as in some services
+        for status in ("500", "404"):
+            emulator.set_faults(probabilities={status: 1.0}, paths=f"/api/v2/files/{key}")
+            assert (await synced(emulator, lake, max_attempts=2)).rejects == 1
+        emulator.set_faults(probabilities={})
+        assert (await synced(emulator, lake)).rejects == 0
+        check_equal(lake, emulator)
+
+
 @pytest.mark.usefixtures("published")
 async def test_a_poisoned_file_heals_or_goes(lake: Path) -> None:
     """A file whose detail fails is a named reject that holds nothing up; it heals later, or is found to be gone."""
