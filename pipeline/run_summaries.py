@@ -26,7 +26,7 @@ def format_sync_summary(summary: SyncSummary, delta: RunDelta, lake: LakeStats, 
     requests = summary.requests
     new = f" ({delta.added:,} new)" if delta.added else ""
     files = [f"{pluralize(summary.files_stored, 'file')} fetched{new}", f"{summary.files_skipped:,} unchanged"]
-    files += [f"{summary.files_deleted:,} deleted during the run"] if summary.files_deleted else []
+    files += [f"{summary.files_deleted:,} not found any more: a verify decides"] if summary.files_deleted else []
     calls = [
         f"{requests['list']:,} list and {requests['detail']:,} detail",
         pluralize(summary.retries, "retry", "retries"),
