@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from tests import forkserver
+from tests.soaking import SOAKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,7 +119,7 @@ class Budget:
         config = session.config
         if hasattr(config, "workerinput"):
             config.workeroutput[_WORKER_KEY] = config.stash.get(LEFT_TO_SOAK, 0)  # type: ignore[attr-defined]
-        elif config.pluginmanager.has_plugin("_cov"):  # what is measured costs half as much again
+        elif SOAKING or config.pluginmanager.has_plugin("_cov"):  # what is measured costs half as much again
             return
         elif self._over or self._costs.total() > MAX_SECONDS:
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
