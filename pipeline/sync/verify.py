@@ -371,7 +371,7 @@ class _Verify:
         seconds = {None if update is None else update // SECOND for update in updates.values()}
         file_count = await run.ledger_thread.call(run.ledger.count_files)
         pages = 1 + (file_count + len(updates)) // CrawlOptions(includes=run.settings.includes).query().page_size
-        windows = [Window(second, second + 1) for second in sorted(filter(None, seconds))]
+        windows = [Window(second, second + 1) for second in sorted(it for it in seconds if it is not None)]
         if None in seconds or len(seconds) > pages:
             # To list all files costs less than to list each second, and finds those that have no update time.
             windows = [ALL_TIME]

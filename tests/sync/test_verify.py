@@ -138,6 +138,20 @@ async def test_differences_in_a_crowded_second_are_repaired(lake: Path) -> None:
         check_equal(lake, emulator, history=True)
 
 
+async def test_a_file_of_the_first_second_is_repaired(lake: Path) -> None:
+    """An update time of 1970-01-01T00:00:00 is a time as any other."""
+    async with Emulator(10, seed=SEED) as emulator:
+        (key,) = emulator.world.pick_random(1)
+        emulator.world.touch([key], at=0)
+        await synced(emulator, lake)
+        with tampered(lake) as ledger:
+            of_file = f"FROM file_version WHERE file_id = {key}"
+            ledger.execute(f"INSERT INTO superseded_version SELECT commit_seq, file_id {of_file}")
+            ledger.execute(f"DELETE {of_file}")
+        proof = await verified(emulator, lake)
+    assert (proof.missing, proof.consistent, count_files(lake)) == (1, True, 10)
+
+
 async def test_absence_needs_more_evidence(lake: Path) -> None:
     """A file that the list hides but its id finds is kept, and named as unlisted."""
     async with Emulator(10, seed=SEED) as emulator:
