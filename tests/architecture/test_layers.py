@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LAYERS: Final = (
     {"__main__"},
     {"cli"},
-    {"commands", "api"},
+    {"commands"},
     {"sources", "run_summaries", "publish_after_run"},
     {"context", "publish_outcome"},
     {
@@ -165,13 +165,13 @@ def test_every_unit_has_its_layer() -> None:
 def test_only_some_modules_import_by_name() -> None:
     """Modules import at their top, as ruff checks; these import by name, when needed.
 
-    cli.py the commands, the package of the product its public names, __main__.py the command
-    line, because signals are handled first, publish/iceberg.py what needs pyiceberg, and lake/xlsx.py XlsxWriter. For
-    commands that only read: logs.py what needs structlog, progress.py and text_tables.py rich, commands/query.py Arrow.
+    cli.py the commands, __main__.py the command line, because signals are handled first, publish/iceberg.py what needs
+    pyiceberg, and lake/xlsx.py XlsxWriter. For commands that only read: logs.py what needs structlog, progress.py and
+    text_tables.py rich, commands/query.py Arrow.
     """
     units = ["__main__", "cli", "commands.query", "lake.xlsx", "logs", "progress"]
     units += ["publish.iceberg", "text_tables"]
-    by_name = {"pipeline", *(f"pipeline.{unit}" for unit in units)}
+    by_name = {f"pipeline.{unit}" for unit in units}
     importing = {each.name for each in product_modules() if {"importlib", "importlib.import_module"} & {*each.imports}}
     assert importing == by_name
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pytest
 
+from pipeline.emulator import Emulator
 from pipeline.lake.catalog_tables import IMAGES_TABLE
 from pipeline.lake.history import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.reader import TABLE_FUNCTIONS
@@ -228,3 +231,17 @@ def test_the_data_dictionary_describes_the_documented_tables(lake: duckdb.DuckDB
     assert tables == [*(table.name for table in TABLES if table.schema == "main"), *others]
     assert {name for name, is_view, _ in found if not is_view} == set(tables)
     assert {name for name, is_view, _ in found if is_view} == set(views)
+
+
+async def test_the_documented_program_runs(tmp_path: Path) -> None:
+    """A program in Python syncs with the command, and reads the lake with DuckDB's own package."""
+    (program,) = documents.QUERIES.section("Python").blocks("python")
+    async with Emulator(20, seed=3) as emulator:
+        variables = {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token}
+        path = os.pathsep.join([str(_CLIENT.parent), os.environ["PATH"]])
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", f"{program}\nprint(sum(count for _, count in rows) > 0)"),
+            cwd=tmp_path, env={**os.environ, **variables, "PATH": path}, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        output = (await process.communicate())[0].decode().splitlines()
+    assert (process.returncode, output[0], output[-1]) == (0, "0 20 True", "True"), output
