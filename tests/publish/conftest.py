@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,10 +20,17 @@ if TYPE_CHECKING:
 
     from pipeline.publish.object_store import ObjectStore
 
+# Read at once: a test sees no variable of this name.
+_PORT = os.environ.get("SCANLAKE_TEST_S3_PORT")
+_STARTED = S3Server(int(_PORT), os.environ["SCANLAKE_TEST_S3_BUCKET"]) if _PORT else None
+
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    """One server for the session; each test creates its own bucket."""
+    """One server for the session, moto's or one that `make soak-publish` has started; each test has its own bucket."""
+    if _STARTED is not None:
+        yield _STARTED
+        return
     with start_moto() as server:
         yield server
 

@@ -23,9 +23,10 @@ _START_SECONDS: Final = 60
 
 @dataclass(frozen=True)
 class S3Server:
-    """A server of S3 and Glue on loopback."""
+    """A server of S3 and Glue on loopback. Of one that refuses unsigned requests, `bucket` is there already."""
 
     port: int
+    bucket: str = ""
 
     @property
     def endpoint(self) -> str:
@@ -46,8 +47,10 @@ class S3Server:
         }
 
     def create_bucket(self) -> str:
-        """Create an empty bucket; return its URL."""
+        """Create an empty bucket; return its URL. In a bucket that is there already: an empty folder."""
         bucket = f"b-{uuid4().hex[:12]}"
+        if self.bucket:
+            return f"s3://{self.bucket}/{bucket}"
         urlopen(Request(f"{self.endpoint}/{bucket}", method="PUT"), timeout=10).close()
         return f"s3://{bucket}"
 

@@ -1,7 +1,7 @@
 """`make soak-publish`: publishing to SeaweedFS, its REST catalog, Postgres and Glue (moto), on loopback.
 
 For each kind of catalog: the history of a lake row by row, two publishers at once, and many publishes beside pinned
-readers. Then a large lake.
+readers. Then a large lake. At last the tests of publishing, with SeaweedFS as their store.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument("--publishes", type=int, default=1_000, help="publishes beside readers, for each kind")
     parser.add_argument("--rows", type=int, default=10_000_000, help="uploads of the large lake; 0: without it")
     parser.add_argument("--large", choices=KINDS, default="sql", help="catalog of the large lake")
+    parser.add_argument("--lives", type=int, default=60, help="of the test of erasure, on SeaweedFS; 0: no test runs")
     options = parser.parse_args()
     services.install()
     with ExitStack() as stack:
@@ -49,6 +50,8 @@ def main() -> int:
         if options.rows:
             print(f"{options.large}, {options.rows:,} rows:", flush=True)
             failures += run("large", environments[options.large], f"{folder}/large", str(options.rows))
+        if options.lives:
+            failures += check_on_store(environments["none"], options.lives)
     return 1 if failures else 0
 
 
@@ -75,7 +78,7 @@ def start(stack: ExitStack) -> dict[str, dict[str, str]]:
 
 def run(part: str, environment: Mapping[str, str], *arguments: str) -> bool:
     """Run a part in a process, with tables of its own. Return whether it has failed."""
-    own = {name: text for name, text in os.environ.items() if not name.startswith(("SCANLAKE_", "PYICEBERG_", "AWS_"))}
+    own = clean_environment()
     own.update(environment, PYTHONPATH=f"{services.ROOT}{os.pathsep}{services.FOLDER}")
     own["SCANLAKE_ICEBERG_NAMESPACE"] = f"scanlake_{part}"
     if location := own.get("SCANLAKE_ICEBERG_LOCATION"):
@@ -86,6 +89,26 @@ def run(part: str, environment: Mapping[str, str], *arguments: str) -> bool:
     verdict = "passed" if ended.returncode == 0 else f"FAILED, exit code {ended.returncode}"
     print(f"  {part}: {verdict} ({time.monotonic() - started:.0f} s)", flush=True)
     return ended.returncode != 0
+
+
+def check_on_store(environment: Mapping[str, str], lives: int) -> bool:
+    """Run the tests of publishing that use an object store on the one of `environment`. Return whether one failed."""
+    own = clean_environment() | {
+        "SCANLAKE_TEST_S3_PORT": environment["AWS_ENDPOINT_URL"].rpartition(":")[2],
+        "SCANLAKE_TEST_S3_BUCKET": services.BUCKET,
+        "HYPOTHESIS_PROFILE": "soak",
+        "SOAK_EXAMPLES": str(lives),
+    }
+    print("the tests of publishing:", flush=True)
+    options = ["-q", "--timeout", "0", "-k", "s3 or nowhere or emptied"]
+    command = [sys.executable, "-m", "pytest", *options, "tests/publish"]
+    return subprocess.run(command, env=own, cwd=services.ROOT, check=False).returncode != 0
+
+
+def clean_environment() -> dict[str, str]:
+    """Return the environment without what leads scanlake, pyiceberg or S3 anywhere."""
+    prefixes = ("SCANLAKE_", "PYICEBERG_", "AWS_")
+    return {name: text for name, text in os.environ.items() if not name.startswith(prefixes)}
 
 
 if __name__ == "__main__":
