@@ -365,13 +365,15 @@ class _Verify:
             ]
             await run.ledger_thread.call(lambda: run.lake.commit(replace(run.sink.new_commit(), tombstones=tombstones)))
             run.crawls.stats.deleted += len(tombstones)
-        updates = {**differences.details, **differences.missing, **differences.stale, **differences.changed_meanwhile}
+        updates = {**differences.details, **differences.missing, **differences.stale}
         # A crawl fetches what it takes for changed: a list does not show that a detail differs.
         await run.ledger_thread.call(run.ledger.mark_unstable, differences.details)
         seconds = {None if update is None else update // SECOND for update in updates.values()}
         file_count = await run.ledger_thread.call(run.ledger.count_files)
         pages = 1 + (file_count + len(updates)) // CrawlOptions(includes=run.settings.includes).query().page_size
         windows = [Window(second, second + 1) for second in sorted(it for it in seconds if it is not None)]
+        if windows or differences.changed_meanwhile:
+            windows.append(Window(self._target, None))  # what is to be repaired can change meanwhile, too
         if None in seconds or len(seconds) > pages:
             # To list all files costs less than to list each second, and finds those that have no update time.
             windows = [ALL_TIME]

@@ -111,7 +111,34 @@ async def test_few_differences_are_listed_by_their_seconds(lake: Path) -> None:
         emulator.world.update([new])
         found = await verified(emulator, lake)
         assert (found.missing, found.stale, found.changed_meanwhile, found.consistent) == (1, 1, 1, True)
-        assert found.requests["list"] == proof.requests["list"] + 3
+        assert found.requests["list"] == proof.requests["list"] + 4
+        check_equal(lake, emulator, history=True)
+
+
+async def test_what_changes_before_its_repair_is_repaired(lake: Path) -> None:
+    """Files that are updated again after the comparison, before their seconds are listed, are repaired all the same."""
+    async with Emulator(160, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        missing, stale, differing, *_ = sorted(emulator.world.keys())
+        deep = VerifyMode(deep=1.0)
+        proof = await verified(emulator, lake, deep)
+        with tampered(lake) as ledger:
+            of_file = f"FROM file_version WHERE file_id = {missing}"
+            ledger.execute(f"INSERT INTO superseded_version SELECT commit_seq, file_id {of_file}")
+            ledger.execute(f"DELETE {of_file}")
+            ledger.execute("UPDATE file_version SET updated_at = updated_at - 5000000 WHERE file_id = ?", (stale,))
+        change_unseen(emulator, [differing])
+        last_of_comparison = emulator.counts["list"] + proof.requests["list"]
+
+        def update_once(endpoint: str) -> None:
+            if endpoint == "list" and emulator.counts["list"] >= last_of_comparison:
+                emulator.on_request = None
+                emulator.world.update([missing, stale, differing])
+
+        emulator.on_request = update_once
+        found = await verified(emulator, lake, deep)
+        assert emulator.on_request is None
+        assert (found.missing, found.stale, found.details_differing, found.consistent) == (1, 1, 1, True)
         check_equal(lake, emulator, history=True)
 
 
