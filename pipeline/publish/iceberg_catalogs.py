@@ -185,9 +185,10 @@ class CatalogTables(IcebergCatalog):
         return self._state(name, table)
 
     def commit(self, commits: Sequence[TableCommit]) -> None:
-        if len(commits) > 1 and self._commit_together(commits):
+        in_order = sorted(commits, key=lambda commit: commit.state.name == FILES.name)  # some do not commit at once
+        if len(in_order) > 1 and self._commit_together(in_order):
             return
-        for commit in sorted(commits, key=lambda commit: commit.state.name == FILES.name):
+        for commit in in_order:
             with translate_catalog_errors():
                 self._catalog.commit_table(self._tables[commit.state.name], commit.requirements, commit.updates)
 

@@ -60,11 +60,12 @@ def start(stack: ExitStack) -> dict[str, dict[str, str]]:
     seaweedfs, rest = stack.enter_context(services.start_seaweedfs())
     postgres = stack.enter_context(services.start_postgres())
     moto = stack.enter_context(start_moto())
-    in_bucket = seaweedfs.environment | {"SCANLAKE_ICEBERG_LOCATION": f"s3://{services.BUCKET}/iceberg"}
+    location = f"s3://{services.BUCKET}/iceberg"
     credential = ":".join(seaweedfs.environment[f"AWS_{name}"] for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
     return {
-        "none": in_bucket,
-        "sql": in_bucket | {"PYICEBERG_CATALOG__SCANLAKE__URI": postgres},
+        "none": seaweedfs.environment | {"SCANLAKE_ICEBERG_LOCATION": f"{location}-none"},
+        "sql": seaweedfs.environment
+        | {"SCANLAKE_ICEBERG_LOCATION": f"{location}-sql", "PYICEBERG_CATALOG__SCANLAKE__URI": postgres},
         "rest": seaweedfs.environment
         | {
             "PYICEBERG_CATALOG__SCANLAKE__URI": rest,

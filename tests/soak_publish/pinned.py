@@ -55,6 +55,10 @@ _TORN: Final = """
 """
 
 
+class TagExpired(LookupError):
+    """A tag that the table had, and has no more."""
+
+
 def connect(settings: Settings) -> IcebergCatalog:
     """Connect to the catalog of the settings."""
     location = settings.iceberg_location or ""
@@ -72,7 +76,10 @@ def read_until_told(settings: Settings) -> dict[str, int]:
     catalog = connect(settings)
     while told.is_alive():
         tag = load_tables(catalog, ["files"])["files"].properties["scanlake.sync"]
-        pinned = {name: load_one(catalog, name, tag) for name in ("uploads", "files")}
+        try:
+            pinned = {name: load_one(catalog, name, tag) for name in ("uploads", "files")}
+        except TagExpired:  # this reader was slower than the publishes that keep a tag
+            continue
         counts["pinned"] += 1
         counts["pinned torn"] += is_torn(pinned)
         now = {name: load_one(catalog, name, None) for name in ("files", "uploads")}
@@ -86,8 +93,16 @@ def load_one(catalog: IcebergCatalog, name: str, tag: str | None) -> pa.Table:
     """Load one table as the catalog has it at this moment, and read it at a tag."""
     table = load_tables(catalog, [name])[name]
     columns = ("file_id", "_seq", "snap_count") if name == "files" else ("file_id", "_seq")
-    snapshot_id = None if tag is None else table.metadata.refs[tag].snapshot_id
+    refs = table.metadata.refs
+    if tag is not None and tag not in refs and min(map(sync_number, refs)) > sync_number(tag):
+        raise TagExpired(tag)
+    snapshot_id = None if tag is None else refs[tag].snapshot_id
     return table.scan(selected_fields=columns, snapshot_id=snapshot_id).to_arrow()
+
+
+def sync_number(ref: str) -> float:
+    """Return the number of a sync's tag; of a branch one that is later than all."""
+    return float(ref.removeprefix("sync-")) if ref.startswith("sync-") else float("inf")
 
 
 def is_torn(tables: dict[str, pa.Table]) -> bool:
