@@ -156,7 +156,7 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
         _forget_reports(db, keys, references, words)
         for table in _TABLES_BY_FILE:
             db.executemany(f"DELETE FROM {table} WHERE file_id = ?", [(file_id,) for file_id in selected])
-        _forget_rejects(db, words, upload_ids.union(map(str, keys)))
+        _forget_rejects(db, references, words, keys, upload_ids)
         unknown_keys = [(name,) for name in json_keys]
         db.executemany("DELETE FROM schema_drift WHERE json_key = ? AND kind = 'unknown_key'", unknown_keys)
         _redact_errors(db, words)
@@ -187,12 +187,21 @@ def _compile_words(references: Iterable[str]) -> re.Pattern[str]:
     return re.compile(rf"{_WORD_START}({'|'.join(map(re.escape, longest_first))})(?!\w)" if forms else "(?!)")
 
 
-def _forget_rejects(db: sqlite3.Connection, words: re.Pattern[str], ids: Iterable[str]) -> None:
-    """Delete the rejects without an id whose document has one of the words, or one of the ids as a number."""
-    numbers = "|".join(ids)
-    pattern = re.compile(rf"{words.pattern}|[\s:,\[](?:{numbers}|\"(?:{numbers})\")\s*[,\]}}]")
+def _forget_rejects(
+    db: sqlite3.Connection, references: Sequence[str], words: re.Pattern[str], keys: Iterable[int], upload_ids: set[str]
+) -> None:
+    """Delete the rejects without an id that name a file; one that is not JSON if it has one of the words."""
+    own_ids = set(map(str, keys))
     for key, document in db.execute("SELECT reject_key, document FROM reject WHERE file_id IS NULL").fetchall():
-        if pattern.search(document.decode("utf-8", "replace")):
+        text = document.decode("utf-8", "replace")
+        item = decode_object(text.encode())
+        uploads = _list_uploads(item)
+        is_of_file = (
+            any(value.get("scan_code") in references for value in _iter_objects(item))
+            or not own_ids.isdisjoint(map(str, (item.get("id"), *(part.get("file_id") for part in (item, *uploads)))))
+            or not upload_ids.isdisjoint(str(upload.get("id")) for upload in uploads)
+        )
+        if is_of_file or (not item and words.search(text)):
             db.execute("DELETE FROM reject WHERE reject_key = ?", (key,))
 
 
@@ -227,14 +236,14 @@ def _forget_reports(
         db.execute("UPDATE report_job SET options = ?, folder = ? WHERE job = ?", (changed, path, job))
 
 
-def _without_words(value: Any, words: re.Pattern[str], replacement: str = "purged") -> Any:
+def _without_words(value: Any, words: re.Pattern[str]) -> Any:
     """Return a value of JSON with other words in its texts."""
     if isinstance(value, str):
-        return words.sub(replacement, value)
+        return words.sub("purged", value)
     if isinstance(value, list):
-        return [_without_words(item, words, replacement) for item in value]
+        return [_without_words(item, words) for item in value]
     items = value.items() if isinstance(value, dict) else ()
-    return {name: _without_words(item, words, replacement) for name, item in items} if items else value
+    return {name: _without_words(item, words) for name, item in items} if items else value
 
 
 def _redact_errors(db: sqlite3.Connection, words: re.Pattern[str]) -> None:
@@ -246,12 +255,16 @@ def _redact_errors(db: sqlite3.Connection, words: re.Pattern[str]) -> None:
 
 
 def _redact_run_stats(layout: LakeLayout, words: re.Pattern[str]) -> None:
-    """Do the same in the statistics of runs, which have the last error."""
-    path, texts = layout.root / RUN_STATS, re.compile(f".*{words.pattern}.*", re.DOTALL)
+    """Do the same in the statistics of runs, which have the last error and the reasons of rejects."""
+    path = layout.root / RUN_STATS
     with translate_os_errors(path), suppress(msgspec.DecodeError):
-        stats = msgspec.json.decode(path.read_bytes().rstrip(b" \0")) if is_run_stats(path) else None
-        if (redacted := _without_words(stats, texts, _PURGED)) != stats:
-            write_file(path, msgspec.json.encode(redacted))
+        stats = msgspec.json.decode(path.read_bytes().rstrip(b" \0"), type=dict[str, Any]) if is_run_stats(path) else {}
+        reason, reasons = str(stats.get("reason")), (stats.get("lake") or {}).get("rejects_by_reason") or {}
+        if any(map(words.search, (reason, *reasons))):
+            stats["reason"] = _PURGED if words.search(reason) else reason
+            for text in filter(words.search, list(reasons)):
+                del reasons[text]
+            write_file(path, msgspec.json.encode(stats))
 
 
 # Where the files are
@@ -412,12 +425,15 @@ def _read_documents(lake: Lake, condition: str) -> tuple[set[str], set[str]]:
                 rows = db.execute(f"SELECT unnest([{', '.join(_DOCUMENTS)}]) FROM {source} WHERE {condition}")
                 while row := rows.fetchone():
                     document = decode_object(row[0] or b"")
-                    uploads = document.get("uploads")
-                    for upload in uploads if isinstance(uploads, list) else ():
-                        ids.add(str(upload.get("id")) if isinstance(upload, dict) else "")
+                    ids |= {str(upload.get("id")) for upload in _list_uploads(document)}
                     for value in _iter_objects(document):
                         keys.update(map(name_drift, value))
     return set(filter(str.isdecimal, ids)), keys
+
+
+def _list_uploads(document: dict[str, Any]) -> list[dict[str, Any]]:
+    uploads = document.get("uploads")
+    return [item for item in uploads if isinstance(item, dict)] if isinstance(uploads, list) else []
 
 
 def _iter_objects(document: dict[str, Any]) -> Iterator[dict[str, Any]]:

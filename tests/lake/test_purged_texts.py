@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -48,12 +49,15 @@ def test_rejects_without_an_id_that_are_of_it_go(lake: Path) -> None:
         b'{"id": null, "scan_code": "r\\u00e9f\\/1"}',
         '{"id": null, "scan_code":"réf/1"}'.encode(),
         b'{"uploads": [{"file_id": 4711}]}',
-        b'{"uploads": [{"id":"98765"}]}',
+        b'{"uploads": [7, {"id":"98765"}]}',
+        '{"file": {"scan_code": "réf/1"}}'.encode(),
+        b'{"scan_code": "r\\u00e9f\\/1", "cut of',
         b'{"scan_code": "r\xe9f", "file_id": 4711}',
     ]
     others = [
-        (None, b'{"scan_code": "r", "id": 4711.5, "at": "2024-4711-98765"}'),
-        (None, b'{"scan_code": "ref/1", "x": 47112}'),
+        (None, b'{"id": 4711.5, "scan_code": "r", "at": "2024-4711-98765"}'),
+        (None, b'{"scan_code": "other", "closed": 4711, "uploads": [{"id": 4711, "comment": "r\xc3\xa9f/1"}]}'),
+        (None, b'{"scan_code": "ref/1", "x": 47112, "forms": [{"id": 98765, "file_id": 98765}]}'),
         (12, b'{"id": 12, "uploads": [{"file_id": 4711}]}'),
     ]
     with Lake(lake, doing="test") as held:
@@ -83,25 +87,25 @@ def test_errors_that_quote_it_go(lake: Path) -> None:
             quoting[:1],
         )
     with update_run_stats(lake) as stats:
-        stats.reason, stats.failures, stats.publish = (
+        stats.reason, stats.failures, stats.last_ended = (
             f"GET /files: {quoting[0]}",
             3,
-            {"errors": [quoting[1], others[1]]},
+            datetime(2011, 11, 11, tzinfo=UTC),
         )
+        stats.lake = {"files": 11, "rejects_by_reason": {quoting[1]: 2, "ref 12": 1}}
     purged(lake, 11)
     with opened(lake) as db:
         errors = [error for (error,) in db.execute("SELECT error FROM meta.runs ORDER BY run_id").fetchall()]
         assert db.execute("SELECT error FROM meta.shares").fetchall() == [("(purged)",)]
     assert errors == ["(purged)"] * 3 + list(others)
     stats = read_run_stats(lake)
-    assert (stats.reason, stats.failures, stats.publish) == ("(purged)", 3, {"errors": ["(purged)", "ref 12"]})
+    assert (stats.reason, stats.failures, stats.last_ended) == ("(purged)", 3, datetime(2011, 11, 11, tzinfo=UTC))
+    assert stats.lake == {"files": 11, "rejects_by_reason": {"ref 12": 1}}
     assert re.findall(r"ref(?: |%20)11\b", everything(lake)) == []
     before = (lake / FILE_NAME).stat().st_ino
     purged(lake, 12)
-    assert ((lake / FILE_NAME).stat().st_ino == before, read_run_stats(lake).publish) == (
-        False,
-        {"errors": ["(purged)"] * 2},
-    )
+    assert (lake / FILE_NAME).stat().st_ino != before
+    assert read_run_stats(lake).lake == {"files": 11, "rejects_by_reason": {}}
     (lake / FILE_NAME).write_bytes(b'{"runs":')
     with Lake(lake, doing="test") as held:
         commit(held, {13: 0})
