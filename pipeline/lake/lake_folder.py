@@ -30,6 +30,7 @@ RESTORE_MARK: Final = b"scanlake restore\n"
 _LOST_AND_FOUND: Final = "lost+found"  # a folder in the root of a file system
 RUN_STATS: Final = "run_stats.json"  # which a failed first run leaves, and no lake needs
 _RUN_STATS_BEGIN: Final = b'{"runs":'
+_MAX_ZEROS: Final = 4096  # a block of the file system
 
 
 class FolderKind(Enum):
@@ -71,8 +72,10 @@ def require_own_file(path: Path, subject: str, lake: Path, begin: bytes) -> None
     """Raise `SettingsError` about `subject` unless `path` is outside lakes and new, empty or begins with `begin`."""
     require_outside_lakes(path, subject, lake)
     with refuse_unreadable(subject, hint="Use another file."), suppress(FileNotFoundError):
-        if not stat.S_ISREG(path.lstat().st_mode) or _read_begin(path, len(begin)) not in {b"", begin}:
-            hint = "Use another file, or delete this one."
+        is_regular = stat.S_ISREG(path.lstat().st_mode)
+        content = _read_begin(path, _MAX_ZEROS) if is_regular else b""
+        if not is_regular or not (content.startswith(begin) or not content.strip(b"\0")):  # zeros: after a power loss
+            hint = f"Use another file{', or delete this one' if is_regular else ''}."
             raise SettingsError(f"{subject} exists and is not a file that scanlake has written.", hint=hint)
 
 

@@ -48,7 +48,8 @@ def test_metrics_replace_only_metrics(tmp_path: Path, main: Scanlake) -> None:
         check_refused(main("sync", "--set", f"metrics_file={path}", **SERVICE), path)
         assert describe(tmp_path) == before
     (tmp_path / "empty").touch()
-    for name in ("metrics/new", "empty", "empty"):
+    (tmp_path / "zeros").write_bytes(bytes(100))  # after a power loss
+    for name in ("metrics/new", "empty", "empty", "zeros"):
         with run_constants({"max_attempts": 1}):
             assert main("sync", "--set", f"metrics_file={name}", **SERVICE).code == ExitCode.FAILED
         assert Path(name).read_text(encoding="utf-8").startswith("# HELP scanlake_")
@@ -66,7 +67,8 @@ def test_a_log_is_appended_only_to_a_log(tmp_path: Path, main: Scanlake) -> None
         check_refused(main("settings", "--set", f"log_file={path}", *lake), path)
         assert describe(tmp_path) == before
     (tmp_path / "empty").touch()
-    for name in ("logs/new", "empty", "own"):
+    (tmp_path / "zeros").write_bytes(bytes(100))
+    for name in ("logs/new", "empty", "own", "zeros"):
         with run_constants({"max_attempts": 1}):
             assert main("sync", "--log-file", name, **SERVICE).code == ExitCode.FAILED
         assert '"run.started"' in Path(name).read_text(encoding="utf-8")
