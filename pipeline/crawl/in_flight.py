@@ -204,7 +204,7 @@ class InFlightFiles:
         if stored is not None and (self._is_up_to_date(item, stored) or (is_outdated and stored.is_stable)):
             self._count_unchanged(key, stored)
             return
-        seen_at = stored.fetched_at if stored and not stored.deleted and stored.updated_at == item.updated_at else None
+        seen_at = stored.fetched_at if stored and stored.updated_at == item.updated_at else None
         task = FetchTask(key, item, [window], must_relist=is_outdated, seen_at=seen_at)
         self._tasks[key] = task
         window.pending_files += 1

@@ -448,9 +448,7 @@ class _Verify:
         differences = self._differences
         for file_ids in _split_rounds({**differences.missing, **differences.stale, **differences.details}):
             stored = self._run.ledger.file_versions(file_ids)
-            if any(
-                id_ not in stored or stored[id_].deleted or stored[id_].run_id != self._run.run_id for id_ in file_ids
-            ):
+            if any(id_ not in stored or stored[id_].run_id != self._run.run_id for id_ in file_ids):
                 return True
         return False
 
