@@ -184,6 +184,16 @@ def test_a_catalog_of_another_version_is_not_compared(lakes: Path, tmp_path: Pat
     assert told(lake, "repair", "--dry-run").startswith("ok: ")
 
 
+def test_a_snapshot_of_a_version_without_a_table_stays(lakes: Path, tmp_path: Path) -> None:
+    """After an upgrade that adds a table, earlier snapshots are no damage, and changes since them are listed."""
+    lake = _copy(lakes / "lake", tmp_path)
+    snapshot = lake / "snapshots" / "000001.duckdb"
+    snapshot.chmod(0o600)
+    _execute("DROP TABLE locations; UPDATE meta._freshness SET catalog_format = 'former'")(snapshot)
+    assert told(lake, "repair").startswith("ok: ")
+    assert "2 changed, 1 deleted" in told(lake, "changes", "--since", "1")
+
+
 def test_a_catalog_that_lacks_a_file_is_not_updated(lakes: Path, tmp_path: Path) -> None:
     """A publish whose copy of the catalog would have fewer files than the ledger writes the catalog anew."""
     lake = _copy(lakes / "lake", tmp_path)
