@@ -271,7 +271,7 @@ def find_damaged_catalogs(
     problems: dict[str, str | None] = {
         part.name: None if layout.part_path(part.name).is_file() else "missing" for part in ledger.parts()
     }
-    if ledger.last_snapshot() is not None:
+    if (last := ledger.last_snapshot()) is not None:
         problem = _CatalogCheck(layout, problems, damaged_parts, ledger.properties).find_problem(layout.catalog)
         if problem:
             yield damage(layout.part_name(layout.catalog), problem, "published again")
@@ -279,7 +279,8 @@ def find_damaged_catalogs(
         if path.is_file() and layout.catalog.is_file() and path.samefile(layout.catalog):
             continue  # which is published again with it
         if problem := _CatalogCheck(layout, problems, damaged_parts).find_problem(path, number):
-            yield damage(layout.part_name(path), problem, "deleted")
+            is_newest = last is not None and number == last.snapshot
+            yield damage(layout.part_name(path), problem, "published again" if is_newest else "deleted")
 
 
 class _CatalogCheck:

@@ -263,15 +263,16 @@ def queue_refetch(lake: Lake, file_ids: Iterable[int], *, incomplete: set[int]) 
 
 
 def _repair_catalogs(lake: Lake, catalogs: Sequence[Finding]) -> None:
-    """Publish again and delete the damaged snapshots.
+    """Publish again, and then delete the damaged snapshots: all but the newest, which the publish has replaced.
 
     A damaged catalog is not updated, although it may look as it was published: what an update does not read stays.
     """
     is_catalog_damaged = lake.layout.catalog.name in {item.subject for item in catalogs}
-    lake.republish(at=now_us(), rebuild=is_catalog_damaged)
+    newest = lake.layout.snapshot_path(lake.republish(at=now_us(), rebuild=is_catalog_damaged).snapshot)
+    published = {lake.layout.catalog.name, lake.layout.part_name(newest)}
     with translate_os_errors(lake.layout.root):
         for item in catalogs:
-            if item.subject != lake.layout.catalog.name:
+            if item.subject not in published:
                 (lake.layout.root / item.subject).unlink(missing_ok=True)
 
 

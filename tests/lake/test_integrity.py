@@ -162,6 +162,20 @@ def test_damaged_catalogs(history: History, lake: Path) -> None:
     assert checked(lake, read_data=True, mend=False).damage == []
 
 
+def test_the_newest_snapshot_is_published_again(lake: Path) -> None:
+    """In a copy of a lake, where the newest snapshot is no link of the catalog, a damaged one is written again."""
+    *_, newest = sorted((lake / "snapshots").iterdir())
+    for harm in (flip, lambda path: path.write_bytes(b"")):
+        newest.chmod(0o600)
+        harm(newest)
+        assert [(each.subject, each.repair) for each in checked(lake).damage] == [
+            (f"snapshots/{newest.name}", "published again")
+        ]
+        assert newest.samefile(lake / "catalog.duckdb")
+        newest.unlink()
+        shutil.copyfile(lake / "catalog.duckdb", newest)
+
+
 def test_the_ledger_alone_is_wrong(history: History, lake: Path) -> None:
     """A wrong hash or count in the ledger is damage; rows are made again, documents stay as the catalog has them."""
     uploads = "WHERE table_name = 'uploads' AND first_commit_seq = 1"
