@@ -233,6 +233,7 @@ def _restore_snapshots(db: sqlite3.Connection, layout: LakeLayout, *, is_whole: 
     Without coverage the lake claims no watermark, so they claim none here; without all its documents (`is_whole`) it is
     not complete. A snapshot that cannot be read has a record too: `check` names it.
     """
+    properties: dict[str, str] = {}
     for number, path in list_snapshots(layout):
         record = SnapshotRecord(
             number, int(path.stat().st_mtime * SECOND), "", complete=False, commit_seq=0, files=0, watermark=None
@@ -242,9 +243,10 @@ def _restore_snapshots(db: sqlite3.Connection, layout: LakeLayout, *, is_whole: 
             last = max((part.last_commit_seq for part in spec.parts), default=0)
             complete = spec.snapshot.complete and is_whole
             record = replace(spec.snapshot, snapshot=number, commit_seq=last, watermark=None, complete=complete)
-            for name, value in read_kept_properties(catalog).items():
-                insert(db, "lake_property", {"name": name, "value": value}, on_conflict="REPLACE")
+            properties = read_kept_properties(catalog)  # of the newest: a pause it has not is over
         insert(db, "snapshot", {**asdict(record), "state": "published"})
+    for name, value in properties.items():
+        insert(db, "lake_property", {"name": name, "value": value}, on_conflict="REPLACE")
 
 
 def _restore_images(db: sqlite3.Connection, layout: LakeLayout) -> None:

@@ -123,6 +123,26 @@ def test_properties_of_others_are_left_out(text: str | None, two_files: Path, tm
     assert asked(lake, "SELECT count(*) FROM file_version") == [(2,)]
 
 
+def test_a_pause_that_was_ended_stays_ended(tmp_path: Path) -> None:
+    """The properties are those of the newest snapshot: one that an earlier snapshot alone has is over."""
+    lake = tmp_path / "lake"
+    with Lake(lake, doing="test") as held:
+        for stamp in (1, 2):
+            commit(held, {stamp: 0}, stamp=stamp)
+            held.publish("", at=AT + stamp, complete=True, watermark=AT)
+    told(lake, "rollback", "1", "--yes")
+    (lake / "ledger.sqlite").unlink()
+    told(lake, "repair")
+    assert "Paused: " in told(lake, "status")
+    told(lake, "rollback", "--undo")
+    with Lake(lake, doing="test") as held:
+        commit(held, {3: 0}, stamp=3)
+        held.publish("", at=AT + 3, complete=True, watermark=AT)
+    (lake / "ledger.sqlite").unlink()
+    told(lake, "repair")
+    assert "Paused: " not in told(lake, "status")
+
+
 async def test_what_was_committed_after_the_last_publish_is_kept(history: History, tmp_path: Path) -> None:
     """Commits that no catalog shows are taken from their documents, deletions too: nothing is fetched again."""
     lake, before = tmp_path / "lake", tmp_path / "before"
