@@ -41,6 +41,8 @@ class FlattenResult(Struct, frozen=True):
 
 
 _FLATTENED: Final = tuple(table for table in tables.TABLES if table.from_wire)
+_NESTED: Final = frozenset({"form_submits", "workflow_runs"})  # whose objects have rows of other tables, too
+_PLAIN: Final = tuple(table.name for table in _FLATTENED if table.parent == "files" and table.name not in _NESTED)
 
 
 def flatten(
@@ -148,7 +150,7 @@ class _RowCollector:
         file_id, fetched = version.file_id, version.fetched_at
         own_ids = {str(document[key]) for key in ("id", "file_id") if document.get(key) is not None}
         unexpected: JsonObject = {}
-        for key in ("uploads", "fields", "locations"):
+        for key in _PLAIN:
             add = self.rows[key].add
             for position, child in _get_child_objects(key, document, unexpected):
                 add(child, file_id, position, fetched, also=_get_mismatched_file_id(child, own_ids))

@@ -55,11 +55,10 @@ _WORKFLOW: Final = _shape_of(tables.WORKFLOW_DEFINITIONS, lists={"steps": _shape
 _FILE: Final = _shape_of(
     tables.FILES,
     lists={
-        "uploads": _shape_of(tables.UPLOADS),
+        **{table.name: _shape_of(table) for table in tables.TABLES if table.parent == "files" and table.from_wire},
         "form_submits": _shape_of(tables.FORM_SUBMITS, lists=_ENTRIES, objects={"form": ObjectShape(lists=_ENTRIES)}),
         # The field's `id` is deprecated, and the service maps it wrongly (2.4).
         "fields": _shape_of(tables.FIELDS, key=("field_id", "snap_id")),
-        "locations": _shape_of(tables.LOCATIONS),
         "workflow_runs": _shape_of(
             tables.WORKFLOW_RUNS,
             lists={"workflow_run_steps": _shape_of(tables.WORKFLOW_RUN_STEPS)},
