@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import re
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline import cli
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COMMANDS: Final = (
+    ("init", "--config", "new.toml"),
     ("settings",),
     ("plan",),
     ("sync",),
@@ -33,6 +34,7 @@ COMMANDS: Final = (
     ("files",),
     ("query", "FROM files"),
     ("query", "FROM files", "--out", "files.csv"),
+    ("serve", "--write", "page.html"),
     ("images",),
     ("images", "--dry-run"),
     ("images export", "--out", "pictures"),
@@ -103,6 +105,13 @@ def mistyped(value: Any, path: str, kinds: Mapping[str, str]) -> Iterator[tuple[
             yield from mistyped(item, f"{path}.{'*' if by_name else name}".lstrip("."), kinds)
 
 
+def test_every_command_with_a_result_is_called() -> None:
+    """The commands that declare an object for `--json` are those of COMMANDS."""
+    declared = {name for name, command in cli.COMMANDS.items() if hasattr(import_module(command.module), "RESULT")}
+    missing = declared - {words[0] for words in COMMANDS}
+    assert not missing, "add a call of each to COMMANDS of tests/commands/test_json_keys.py; its keys are checked then"
+
+
 async def test_every_key_is_declared(tmp_path: Path) -> None:
     """Each command prints `ok`, `exit_code` and the declared keys, at every depth, with values of the declared kinds.
 
@@ -115,7 +124,7 @@ async def test_every_key_is_declared(tmp_path: Path) -> None:
             printed = dict(answer.json)
             assert printed.pop("exit_code") == answer.code, command
             assert printed.pop("ok") is (answer.code == 0), command
-            result_type = importlib.import_module(cli.COMMANDS[command[0]].module).RESULT
+            result_type = import_module(cli.COMMANDS[command[0]].module).RESULT
             variants = [list_keys(variant) for variant in getattr(result_type, "__args__", [result_type])]
             times = {key: kind for each in variants for key, kind in each.items() if key.endswith(("watermark", "_at"))}
             assert [key for key, kind in times.items() if "instant" not in kind] == [], command
