@@ -35,6 +35,7 @@ from schemas.tables import (
     DELETED,
     DELETED_FILES,
     MISFITS,
+    TABLES,
     WORKFLOW_DEFINITION_STEPS,
     WORKFLOW_DEFINITIONS,
 )
@@ -181,6 +182,9 @@ def rebuild(lake: Lake, run_tasks: RunTasks | None = None, *, damaged: Collectio
     if lost := definitions.all.keys() - definitions.written:
         ledger.delete_definitions(sorted(lost))  # the next file with one of them brings it again
     ledger.replace_parts(old, new, superseded_span=span, at=now_us())
+    known = [(table.name, key) for table in TABLES for key in table.declared_keys]  # to this version
+    with ledger.transaction() as db:
+        db.executemany("DELETE FROM schema_drift WHERE table_name = ? AND json_key = ? AND kind = 'unknown_key'", known)
     snapshot = lake.republish(at=now_us())
     return RebuildResult(
         files=files,

@@ -19,6 +19,8 @@ from pipeline.atomic_files import sha256_file
 from pipeline.errors import LakeCorruptedError, ScanlakeError
 from pipeline.findings import Severity
 from pipeline.lake.lake import Lake
+from pipeline.lake.ledger import record_drift
+from pipeline.lake.ledger_queries import Commit
 from pipeline.maintenance import ray_tasks
 from pipeline.maintenance import rebuild as rebuild_module
 from pipeline.maintenance.rebuild import FlattenedRows, FlattenTask, RebuildResult, RunTasks, rebuild
@@ -124,13 +126,18 @@ def test_a_system_without_a_second_process(lake: Path, monkeypatch: pytest.Monke
 
 
 async def test_a_column_declared_later_is_filled(history: History, tmp_path: Path) -> None:
-    """A lake whose parts do not have a column shows it empty, and filled after a rebuild; syncs go on."""
+    """A lake without a column shows it empty, and after a rebuild filled, its key no unknown one; syncs go on."""
     lake, later = tmp_path / "lake", (("uploads", "comment"), ("workflow_definitions", "type"))
+    keys = ("comment", "later")
 
     def filled() -> list[bool]:
         with opened(lake) as db:
             sql = "SELECT count({1}) > 0 FROM {0}"
             return [is_filled for of in later for (is_filled,) in db.execute(sql.format(*of)).fetchall()]
+
+    def unknown_keys() -> set[str]:
+        with opened(lake) as db:
+            return {key for (key,) in db.execute("SELECT key FROM meta.schema_drift").fetchall()}
 
     async with history.yesterday.live_on(lake) as emulator:
         assert filled() == [True, True]
@@ -142,10 +149,14 @@ async def test_a_column_declared_later_is_filled(history: History, tmp_path: Pat
                     changes = (path.stat().st_size, sha256_file(path), path.relative_to(lake).as_posix())
                     with held.ledger.transaction() as ledger:
                         ledger.execute("UPDATE part SET bytes = ?, sha256 = ? WHERE name = ?", changes)
+            with held.ledger.transaction() as ledger:
+                record_drift(ledger, Commit(1, "run", AT, drift={("uploads", key, "unknown_key"): 1 for key in keys}))
             held.republish(at=1, rebuild=True)
         assert filled() == [False, False]
+        assert set(keys) <= unknown_keys()
         rebuilt(lake)
         assert filled() == [True, True]
+        assert set(keys) & unknown_keys() == {"later"}
         emulator.world.update(emulator.world.pick_random(2))
         assert (await synced(emulator, lake)).details_fetched == 2
         check_equal(lake, emulator)
