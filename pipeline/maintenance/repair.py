@@ -218,7 +218,8 @@ def _describe_part_damage(parts: PartDamage) -> Iterator[Finding]:
         low, high = part.span
         commits = f"commit {low}" if low == high else f"commits {low} to {high}"
         if part.table_name == RAW_TABLE:
-            files, repair = lost, "removed; the next sync fetches its files again"
+            to_fetch = "the next sync fetches its files again" if lost else "nothing has to be fetched"
+            files, repair = lost, f"removed; {to_fetch}"
         else:
             files, repair = damaged.files, "partly rebuilt from documents/" if lost else "rebuilt from documents/"
         yield damage(part.name, f"{damaged.problem} ({part.table_name}, {commits})", repair, files)

@@ -22,6 +22,7 @@ from pipeline.settings import Settings
 from tests.findings import lines_of
 from tests.lake.corruption import checked, flip, parts
 from tests.lake.history import differing_rows
+from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import compact_all, told
 from tests.lake_copies import copy_lake
 from tests.oracle import differences
@@ -160,6 +161,21 @@ def test_damaged_catalogs(history: History, lake: Path) -> None:
     assert not oldest.exists()
     assert differing_rows(history.today.lake, lake) == []
     assert checked(lake, read_data=True, mend=False).damage == []
+
+
+def test_documents_without_a_current_version(tmp_path: Path) -> None:
+    """Of damaged documents whose files have later ones nothing is fetched, and the finding says so."""
+    with Lake(tmp_path / "lake", doing="test") as held:
+        for stamp in (1, 2):
+            commit(held, {1: stamp}, stamp=stamp)
+            held.publish("", at=AT + stamp, complete=True, watermark=AT)
+    for damaged in sorted((tmp_path / "lake" / "documents").iterdir()):
+        flip(damaged)
+        check = checked(tmp_path / "lake")
+        is_current = int(damaged.name.partition("-")[0]) == 2
+        ends = "the next sync fetches its files again" if is_current else "nothing has to be fetched"
+        assert [each.repair for each in check.damage] == [f"removed; {ends}"]
+        assert check.files_to_fetch == ([1] if is_current else [])
 
 
 def test_the_newest_snapshot_is_published_again(lake: Path) -> None:
