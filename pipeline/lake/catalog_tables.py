@@ -239,7 +239,7 @@ FRESHNESS_COLUMNS: Final[tuple[MetaColumn, ...]] = (
     ("complete", "BOOLEAN", "False: published while a run was still fetching."),
     ("published_at", _TIMESTAMP, "Publication (UTC)."),
     ("files", "BIGINT", "Files in this snapshot."),
-    ("deleted_files", "BIGINT", "Files not found any more: by a verify proven deleted, by a sync not."),
+    ("deleted_files", "BIGINT", "Files that a verify proved deleted: rows of deleted_files."),
     ("rejects", "BIGINT", "Rows in meta.rejects."),
     ("last_run_id", "VARCHAR", "Latest run before the publication; `scanlake status` knows of runs that failed since."),
     ("last_run_state", "VARCHAR", "State of that run."),
