@@ -57,7 +57,7 @@ def write(lake: Path) -> tuple[int, str]:
 # Permissions
 
 
-_SERVICE: Final = {"SCANLAKE_BASE_URL": "http://127.0.0.1:9", "SCANLAKE_TOKEN": "token"}
+_SERVICE: Final = {"SCANLAKE_BASE_URL": "http://127.0.0.1:9", "SCANLAKE_TOKEN": "a-token"}
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def test_no_second_run_while_one_writes(lake: Path, tmp_path: Path) -> None:
     """No second run or check begins while one writes, and the message says which one and where."""
     target = f"file://{tmp_path}/target"
     with lock_lake(LakeLayout(lake), "sync"):
-        service = {"SCANLAKE_BASE_URL": "http://127.0.0.1:9", "SCANLAKE_TOKEN": "token"}
+        service = {"SCANLAKE_BASE_URL": "http://127.0.0.1:9", "SCANLAKE_TOKEN": "a-token"}
         for command in ("check", "repair --dry-run", "repair", "rebuild", "purge 1", "sync", f"publish --to {target}"):
             message = told(lake, *command.split(), code=5, **(service if command == "sync" else {}))
             assert f"Another run holds the lake: sync, pid {os.getpid()}" in message, command
