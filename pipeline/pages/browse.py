@@ -20,7 +20,14 @@ from pipeline.lake.history import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.reader import fetch_dicts
 from pipeline.lake.sql import sql_identifier, sql_literal
 from pipeline.lake.views import FILE_SUMMARY
-from pipeline.pages.catalog_access import BrowsePage, NothingFoundError, list_catalog_tables, read_queries, read_query
+from pipeline.pages.catalog_access import (
+    BrowsePage,
+    NothingFoundError,
+    clean_text,
+    list_catalog_tables,
+    read_queries,
+    read_query,
+)
 from pipeline.templates.rendering import read_script
 from schemas.tables import FILES, TABLES
 
@@ -40,6 +47,9 @@ _MAX_PAGE_DIGITS: Final = 8
 _HINT: Final = "Open the table from the page Tables again."
 _COMPARISONS: Final = {"is": "=", "from": ">=", "to": "<="}
 _OPERATORS: Final = {"is": "is", "contains": "contains", "from": "at least", "to": "at most"}
+_CASTS: Final = {"JSON": "VARCHAR", "TIMESTAMP": "TIMESTAMPTZ::TIMESTAMP"}
+"""By type of column. A cast to TIMESTAMP alone ignores a time zone (DuckDB 2.0)."""
+_WHOLE_NUMBERS: Final = frozenset({"BIGINT", "INTEGER", "UBIGINT", "HUGEINT"})
 _NO_FILTER: Final = ("", "is", "")  # `is` without a value means no value
 _DECLARED: Final = {table.name if table.schema == "main" else table.qualified_name: table for table in TABLES}
 _TIE_BREAKS: Final = ("position", "submit_position")
@@ -143,10 +153,12 @@ def build_rows_page(lake: duckdb.DuckDBPyConnection, name: str, url: URL, query:
 def _read_filters(query: Query) -> list[tuple[str, str, str]]:
     """Return the filters of an address. Raises `SettingsError` for what no page links to."""
     columns, ops, texts = ([value for name, value in query if name == key] for key in ("column", "op", "value"))
-    if not len(columns) == len(ops) == len(texts) <= _MAX_FILTERS + 1:
-        message = f"A filter has a column, a comparison and a value, at most {_MAX_FILTERS} times."
-        raise SettingsError(message, hint=_HINT)
-    return [entry for entry in zip(columns, ops, texts, strict=True) if entry[0]]
+    is_complete = len(columns) == len(ops) == len(texts) <= _MAX_FILTERS + 1
+    entries = list(zip(columns, ops, texts, strict=False))
+    if not is_complete or any(len(text) > _MAX_VALUE_CHARS or (text and not column) for column, _, text in entries):
+        parts = f"a column, a comparison and a value of at most {_MAX_VALUE_CHARS} characters"
+        raise SettingsError(f"A filter has {parts}, at most {_MAX_FILTERS} times.", hint=_HINT)
+    return [entry for entry in entries if entry[0]]
 
 
 def _read_page(text: str) -> int:
@@ -157,7 +169,7 @@ def _read_page(text: str) -> int:
 
 def _to_condition(table: BrowsedTable, column: str, op: str, text: str) -> str:
     """Return a filter in SQL. Raises `SettingsError` for a comparison or column that does not exist."""
-    subject, value = _quote_column(table, column), sql_literal(text[:_MAX_VALUE_CHARS])
+    subject, value = _quote_column(table, column), sql_literal(text)
     if op == "contains":
         return f"contains(lower({subject}::VARCHAR), lower({value}))"
     if op not in _COMPARISONS:
@@ -165,24 +177,28 @@ def _to_condition(table: BrowsedTable, column: str, op: str, text: str) -> str:
     if op == "is" and not text:
         return f"coalesce({subject}::VARCHAR, '') = ''"
     sql_type, _ = table.columns[column]
-    typed = value if sql_type in {"VARCHAR", "JSON"} else f"{value}::{sql_type}"
-    return f"{subject} {_COMPARISONS[op]} {typed}"
+    sql_type = _CASTS.get(sql_type, sql_type)
+    if sql_type in _WHOLE_NUMBERS and not text.isdecimal():  # a cast rounds; one of the column prevents an index scan
+        sql_type = "DECIMAL(38, 18)"
+    return f"{subject} {_COMPARISONS[op]} {value}::{sql_type}"
 
 
 def _count_values(
     lake: duckdb.DuckDBPyConnection, table: BrowsedTable, column: str, where: str, url: URL
-) -> list[tuple[str, int, URL]]:
+) -> list[tuple[str, int, URL | None]]:
     """Return the most frequent values of a column among the filtered rows that a filter can have.
 
-    They come as text, with the number of rows and the page of these.
+    They come as text, with the number of rows and the page of these; no address can have some of them.
     """
     value = f"coalesce({_quote_column(table, column)}::VARCHAR, '')"
     counted = f"SELECT {value} AS value, count(*) AS rows FROM {table.sql_name}{where} GROUP BY ALL"
     sql = f"FROM ({counted}) WHERE length(value) <= {_MAX_VALUE_CHARS} ORDER BY rows DESC, value"
-    rows = read_query(lake, sql, _MAX_FACETS).rows
-    pairs = [("column", column), ("op", "is")]
     plain = url.without_query_params("page", "facet")
-    return [(text or "", int(count or 0), plain.extend_query([*pairs, ("value", text or "")])) for text, count in rows]
+    facets: list[tuple[str, int, URL | None]] = []
+    for text, count in read_query(lake, sql, _MAX_FACETS).rows:
+        address = plain.extend_query([("column", column), ("op", "is"), ("value", text or "")])
+        facets.append((text or "", int(count or 0), address if text == clean_text(text or "") else None))
+    return facets
 
 
 def _count_rows(lake: duckdb.DuckDBPyConnection, table: BrowsedTable, where: str) -> int:

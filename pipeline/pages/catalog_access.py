@@ -169,6 +169,11 @@ def read_queries(name: str) -> dict[str, str]:
     return {title: query.strip() for title, query in zip(parts[::2], parts[1::2], strict=True)}
 
 
+def clean_text(text: str) -> str:
+    """Return the text without what HTML and SQL cannot contain."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "").replace("\r\n", "\n")
+
+
 def describe_snapshot(lake: duckdb.DuckDBPyConnection) -> str:
     """Return which snapshot a page shows."""
     fresh = fetch_dicts(lake, "SELECT snapshot, complete, watermark FROM meta.freshness")[0]

@@ -23,7 +23,7 @@ from pipeline.pages.browse import (
     read_image,
     run_sql_page,
 )
-from pipeline.pages.catalog_access import BrowsePage, NothingFoundError, describe_snapshot
+from pipeline.pages.catalog_access import BrowsePage, NothingFoundError, clean_text, describe_snapshot
 from pipeline.pages.dashboard import POLICY
 from pipeline.stop_signals import STOP_SIGNALS
 from pipeline.templates.rendering import build_policy, render
@@ -132,8 +132,8 @@ class Site:
 
     async def _browse(self, request: web.BaseRequest) -> web.StreamResponse:
         """Return the response to a GET or HEAD request. Every failure becomes a response here."""
-        path = _clean(unquote(request.path))
-        query = [(name, _clean(value)) for name, value in request.query.items()]
+        path = clean_text(unquote(request.path))
+        query = [(name, clean_text(value)) for name, value in request.query.items()]
         try:
             if path.startswith(_IMAGE_PATH):
                 return await asyncio.to_thread(self._build_image_response, path.removeprefix(_IMAGE_PATH))
@@ -190,11 +190,6 @@ def build_page(lake: duckdb.DuckDBPyConnection, path: str, url: URL, query: Quer
     if path == _FILE_PATH and number.isdecimal() and len(number) <= _MAX_ID_DIGITS and int(number) <= _MAX_ID:
         return build_file_page(lake, int(number))
     raise NothingFoundError("No such page.", hint="The page Tables leads to all others.")
-
-
-def _clean(text: str) -> str:
-    """Return the text without what HTML and SQL cannot contain."""
-    return text.encode("utf-8", "replace").decode().replace("\0", "").replace("\r\n", "\n")
 
 
 def _refuse(request: web.BaseRequest) -> web.Response | None:

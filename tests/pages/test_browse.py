@@ -16,7 +16,7 @@ from pipeline.pages.catalog_access import describe_snapshot, read_query
 from tests.forked_process import forked_children
 from tests.lake.lake_builder import AT, commit
 from tests.pages.browse_client import Visitor, open_browse, table_rows
-from tests.pages.page_lakes import HOSTILE, ParsedPage, asked
+from tests.pages.page_lakes import HOSTILE, ParsedPage, asked, build_lake
 from tests.rows import every
 from tests.soaking import sample
 
@@ -160,7 +160,12 @@ def test_a_page_of_a_view_reads_its_files_alone(visitor: Visitor, populated_lake
         ("files", [("scan_code", "contains", "'%_")], "false"),
         ("files", [("file_id", "from", "0"), ("updated_at", "to", "2024-06-01")], "updated_at <= '2024-06-01'"),
         ("uploads", [("has_damage", "is", ""), ("id", "from", "1")], "has_damage IS NULL"),
-        ("uploads", [("", "is", "ignored"), ("has_damage", "is", "true")], "has_damage"),
+        ("uploads", [("", "is", ""), ("has_damage", "is", "true")], "has_damage"),
+        ("files", [("snap_count", "is", "2.5")], "false"),
+        ("files", [("snap_count", "to", "2.5")], "snap_count <= 2"),
+        ("files", [("snap_count", "from", "2.5")], "snap_count >= 3"),
+        ("files", [("updated_at", "from", "2024-06-11T12:30:00+05:30")], "updated_at >= '2024-06-11 07:00:00'"),
+        ("files", [("updated_at", "to", "2024-06-11 15:00 Europe/Berlin")], "updated_at <= '2024-06-11 13:00:00'"),
         ("meta.runs", [("state", "is", "failed")], "state = 'failed'"),
     ],
 )
@@ -196,6 +201,22 @@ def test_the_values_of_a_column_are_counted(visitor: Visitor, populated_lake: Po
         assert f" of {count}" in visitor.get(html.unescape(href))[2]
 
 
+def test_values_that_look_alike_are_counted_apart(tmp_path: Path) -> None:
+    """White space has a visible form. A value that no address can have is not a link; each link leads to its rows."""
+    values = {None: "no value", "": "no value", " ": "1 blank", "\n\t": "2 blanks", "a\nb": "a b", "c\rd": "c d",
+              "e\r\nf": "", "g\0h": "", "i j": "i j"}  # fmt: skip
+    rows = [{"file_id": 7, "field_id": n, "position": n, "value": value} for n, value in enumerate(values)]
+    build_lake(tmp_path / "lake", {7: 1}, {"fields": rows})
+    with open_browse(tmp_path / "lake") as visitor:
+        text = visitor.get("/browse/table/fields?facet=value")[2]
+        (listed,) = re.findall(r'<ul class="inline" aria-label="Most frequent.*?</ul>', text, re.DOTALL)
+        links = re.findall(r'<a href="([^"]+)">([^<]+)</a> (\d)', listed)
+        assert sorted({name for _, name, _ in links}) == sorted({*values.values()} - {""})
+        assert listed.count("<li>") == len(links) + 2
+        for href, name, count in links:
+            assert f" of {count}" in visitor.get(html.unescape(href))[2], name
+
+
 @every(
     ("path", "status", "says"),
     [
@@ -206,6 +227,10 @@ def test_the_values_of_a_column_are_counted(visitor: Visitor, populated_lake: Po
         ("/browse/table/files?column=file_id&op=like&value=1", 400, "No comparison like."),
         ("/browse/table/files?column=file_id&op=is", 400, "A filter has a column"),
         ("/browse/table/files?column=file_id&op=is&value=x", 400, "Could not convert"),
+        ("/browse/table/files?column=file_id&op=is&value=2.x", 400, "Could not convert"),
+        ("/browse/table/files?column=updated_at&op=is&value=x", 400, "invalid timestamp"),
+        ("/browse/table/files?column=&op=is&value=x", 400, "A filter has a column"),
+        ("/browse/table/files?column=scan_code&op=contains&value=" + "x" * 201, 400, "of at most 200 characters"),
         ("/browse/table/files?page=0", 400, "Page 0: no such page."),
         ("/browse/table/files?page=x", 400, "Page x: no such page."),
         ("/browse/file?id=1", 404, "No file 1 in the lake."),
