@@ -82,6 +82,15 @@ def test_a_long_result_is_cut_and_says_so(visitor: Visitor) -> None:
     assert len(rows[0][1]) < 200
 
 
+def test_a_wide_result_is_cut_and_says_so(visitor: Visitor) -> None:
+    """The page has the first columns, so that it has at most 50,000 values, and says how many there are."""
+    sql = "SELECT {} FROM range(2)".format(", ".join("1" for _ in range(101)))
+    text = visitor.get(f"/browse/sql?{urlencode({'sql': sql})}")[2]
+    assert "The first 100 of 101 columns." in ParsedPage(text).text
+    assert [len(row) for row in table_rows(text)] == [100, 100]
+    assert "columns." not in visitor.get("/browse/table/files")[2]
+
+
 def test_the_box_has_the_tables_beside_it_and_the_result_a_link(
     visitor: Visitor, populated_lake: PopulatedLake
 ) -> None:
