@@ -366,7 +366,7 @@ def build_file_page(lake: duckdb.DuckDBPyConnection, file_id: int) -> BrowsePage
 def _group_answers(answers: QueryRows) -> list[tuple[str | None, list[dict[str, str | None]]]]:
     """Return the answers of each form with its title; a form without answers has none."""
     groups = groupby(answers.dicts, key=lambda row: (row["position"], row["title"]))
-    return [(title, [row for row in rows if row["label"] is not None]) for (_, title), rows in groups]
+    return [(title, [row for row in rows if row["answer_position"] is not None]) for (_, title), rows in groups]
 
 
 # Stored images

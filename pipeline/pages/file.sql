@@ -65,7 +65,8 @@ SELECT id, date_trunc('second', coalesce(scan_date_time, created_at)) AS taken, 
 FROM uploads WHERE file_id = {file_id} ORDER BY coalesce(scan_date_time, created_at), position
 
 -- answers
-SELECT form.position, coalesce(form.title, 'Form ' || form.form_id, 'Form') AS title, answer.label, answer.value
+SELECT form.position, coalesce(form.title, 'Form ' || form.form_id, 'Form') AS title,
+       answer.position AS answer_position, answer.label, answer.value
 FROM form_submits AS form LEFT JOIN form_answers AS answer
   ON answer.file_id = form.file_id AND answer.submit_position = form.position
 WHERE form.file_id = {file_id} ORDER BY form.position, answer.position

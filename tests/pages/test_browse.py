@@ -285,6 +285,23 @@ def test_a_file_has_all_it_consists_of(visitor: Visitor, populated_lake: Populat
     assert len(times) >= len(urls) + 2
 
 
+def test_a_file_shows_answers_without_a_label_and_marks_cut_values(tmp_path: Path) -> None:
+    """An answer whose question has no label is shown, a form without answers says so; a cut value ends with a sign."""
+    place = {"file_id": 7, "form_submit_id": "a", "form_id": 1, "submit_position": 0}
+    rows = {
+        "uploads": [{"file_id": 7, "id": 1, "position": 0, "comment": "x" * 2_001, "device_nick": "y" * 2_000}],
+        "form_submits": [{"file_id": 7, "id": name, "form_id": n, "position": n} for n, name in enumerate("ab")],
+        "form_answers": [place | {"position": 0, "value": "unlabelled"}, place | {"position": 1, "label": "Seal?"}],
+    }
+    build_lake(tmp_path / "lake", {7: 1}, rows)
+    with open_browse(tmp_path / "lake") as visitor:
+        text = visitor.get("/browse/file?id=7")[2]
+    read = ParsedPage(text).text
+    assert "unlabelled Seal? NULL Form 1 No answers." in re.sub(r" +", " ", read)
+    assert f'<td class="long">{"x" * 1_999}…</td>' in text
+    assert f'<td class="long">{"y" * 2_000}</td>' in text
+
+
 def test_references_lead_to_their_files(visitor: Visitor, populated_lake: PopulatedLake) -> None:
     """A reference opens its file, one of several files lists them, and a deleted file says that it was deleted."""
     folder = populated_lake.folder
