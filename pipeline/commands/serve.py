@@ -138,7 +138,8 @@ def _render(settings: Settings, access: CatalogAccess, *, is_served: bool) -> st
 def _read_ledger(settings: Settings) -> LedgerState:
     state = read_live_state(settings.lake, runs=_MAX_RUNS)
     if state is None:
-        return LedgerState(source=_choose_source(settings, state))
+        failing = "The ledger cannot be read: run `scanlake check`."
+        return LedgerState(source=_choose_source(settings, state), failing=failing)
     failures, pause = find_failures(settings.lake, state), state.properties.rollback_pause
     problem, published = None, state.properties.remote_publish
     if published is not None and published["problem"] is not None:

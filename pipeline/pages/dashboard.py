@@ -56,11 +56,12 @@ class Panel(Struct, frozen=True):
 
 _RUNS: Final = """
     WITH finding AS (
-        SELECT if(count(*) > 1, 'he last ' || count(*) || ' runs', 'he one run') AS scope,
+        SELECT if(count(*) > 1, 'he last ' || count(*) || ' ended runs', 'he one ended run') AS scope,
                count(*) FILTER (has_failed(state)) AS unfinished,
-               max(started_at) FILTER (has_failed(state)) AS latest FROM shown_runs)
-    SELECT if(unfinished > 0, unfinished || ' of t' || scope || ' did not finish, the latest of ' || instant(latest),
-              'T' || scope || ' did not fail') AS finding,
+               max(started_at) FILTER (has_failed(state)) AS latest,
+               count(*) = 0 AS is_first FROM shown_runs WHERE state <> 'running')
+    SELECT CASE WHEN is_first THEN 'No run has ended yet' WHEN unfinished = 0 THEN 'T' || scope || ' did not fail' ELSE
+           unfinished || ' of t' || scope || ' did not finish, the latest of ' || instant(latest) END AS finding,
            started_at AS "Started (UTC)", command AS "Command", state AS "State", seconds AS "Seconds",
            coalesce(calls, 0) AS "Calls", coalesce(files_stored, 0) AS "Files read", coalesce(rejects, 0) AS "Rejects",
            clip(coalesce(error, ''), 240) AS "Error", CASE WHEN has_failed(state) THEN 'State' END AS bad
@@ -138,8 +139,8 @@ PANELS: Final = (
 class LedgerState(Struct, frozen=True):
     """What the ledger knows beyond the catalog, which it is ahead of.
 
-    `runs` are rows of `shown_runs`; None: those of the catalog. `failing` has the reason why the last runs failed,
-    `paused_at` the snapshot of a rollback, `remote_problem` a sentence if the last publish to object storage failed.
+    `runs` are rows of `shown_runs`; None: those of the catalog. `failing` is how the last runs failed, or why that is
+    not known, `paused_at` the snapshot of a rollback, `remote_problem` how the last publish to object storage failed.
     """
 
     runs: Sequence[tuple[Any, ...]] | None = None

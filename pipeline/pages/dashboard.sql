@@ -29,6 +29,9 @@ FROM meta.runs ORDER BY started_at DESC, run_id DESC LIMIT 20;
 
 CREATE TEMP VIEW last_run AS FROM shown_runs ORDER BY started_at DESC, run_id DESC LIMIT 1;
 
+CREATE TEMP VIEW last_ended_run AS
+FROM shown_runs WHERE state <> 'running' ORDER BY started_at DESC, run_id DESC LIMIT 1;
+
 CREATE TEMP VIEW last_verification AS FROM meta.verifications ORDER BY verified_at DESC LIMIT 1;
 
 -- What needs attention, but for the age of the watermark, with the section about it.
@@ -41,9 +44,9 @@ UNION ALL SELECT 'Syncs are paused: the lake was rolled back to snapshot ' || pa
 UNION ALL SELECT rtrim(clip(upper(failing[:1]) || failing[2:], 240), '.') || '.', 'runs'
           FROM page WHERE failing IS NOT NULL
 UNION ALL SELECT rtrim(clip(remote_problem, 240), '.') || '.', 'runs' FROM page WHERE remote_problem IS NOT NULL
-UNION ALL SELECT 'The last run (' || command || ') did not finish: '
+UNION ALL SELECT 'The last ended run (' || command || ') did not finish: '
                  || rtrim(clip(coalesce(error, 'interrupted'), 240), '.') || '.', 'runs'
-          FROM last_run, page WHERE failing IS NULL AND has_failed(state)
+          FROM last_ended_run, page WHERE failing IS NULL AND has_failed(state)
 UNION ALL SELECT 'Never verified: files deleted in the service may still be in the lake.', 'verifications'
           FROM page WHERE NOT EXISTS (FROM last_verification)
 UNION ALL SELECT 'The last verification found that lake and service differ.', 'verifications'

@@ -19,6 +19,7 @@ from schemas.timestamps import now_us
 from tests.forkserver import run_command
 from tests.pages.browse_client import start_browse
 from tests.pages.page_lakes import ParsedPage, republish
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,6 +164,18 @@ def test_failing_and_paused_syncs_need_attention(small_lake: Path, main: Main) -
     shown = main("--lake", str(small_lake), "status").out
     assert "Paused: the lake was rolled back to snapshot 1; `scanlake rollback --undo` allows syncs." in shown
     assert "Not verified since the last rollback" in shown, shown
+
+
+@every("content", [None, b"no ledger"])
+def test_a_ledger_that_cannot_be_read_needs_attention(small_lake: Path, content: bytes | None) -> None:
+    """Without the ledger nobody knows how the last runs ended: the page does not call the lake current."""
+    settings = Settings(lake=small_lake)
+    for path in small_lake.glob("ledger.sqlite*"):
+        path.unlink()
+    if content is not None:
+        (small_lake / "ledger.sqlite").write_bytes(content)
+    page = serve._render(settings, CatalogAccess(settings), is_served=False)
+    assert "The ledger cannot be read: run `scanlake check`." in _attention(page)
 
 
 def _attention(page: str) -> str:

@@ -51,7 +51,7 @@ def test_what_the_catalog_says_of_itself(populated_lake: PopulatedLake, figures:
     for words in (
         f"Files {POPULATED_FILES} {data.page['deleted_files']} files deleted in the service",
         f"Uploads {uploads:,} ",
-        "1 of the last 5 runs did not finish",
+        "1 of the last 5 ended runs did not finish",
         "At the last verification the lake is consistent with the service",
         "7 files are deleted in the service",
     ):
@@ -84,10 +84,15 @@ def test_runs_that_did_not_finish(empty_lake: Path) -> None:
         return _read_text(load_data(empty_lake, ledger=LedgerState(runs=runs)))
 
     text = text_of(made_up)
-    assert "2 of the last 4 runs did not finish, the latest of 2026-11-21 05:00:00 UTC" in text
-    assert "The last run" not in text
-    assert "The last run (sync) did not finish: error 2." in text_of(made_up[:3])
-    assert "The one run did not fail" in text_of(made_up[1:2])
+    assert "2 of the last 4 ended runs did not finish, the latest of 2026-11-21 05:00:00 UTC" in text
+    assert "The last ended run" not in text
+    running = ("r9", "sync", "running", NOW.replace(tzinfo=None), None, 1, 1, 0, None)
+    for more in ([], [running]):
+        assert "The last ended run (sync) did not finish: error 2." in text_of([*made_up[:3], *more])
+        assert "The one ended run did not fail" in text_of([made_up[1], *more])
+        assert "its last ended run and verification succeeded" in text_of([made_up[1], *more])
+    assert "Last run running sync" in text_of([*made_up, running])
+    assert "No run has ended yet" in text_of([running])
 
 
 def test_deletions_of_many_days(tmp_path: Path) -> None:

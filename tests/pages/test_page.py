@@ -101,6 +101,7 @@ def test_what_needs_attention_comes_first(populated_lake: PopulatedLake) -> None
         (item,) = [attributes for _, attributes in ParsedPage(page).tags if "data-old-after" in attributes]
         assert ("hidden" in item) is is_hidden
     assert ("verdict problems" in early, "verdict problems" in late) == (False, True)
+    assert "The watermark is more than 1 day old.</li>" in late
 
 
 SIZES: Final = {0: "0 bytes", 999: "999 bytes", 1_500: "1.5 kB", 99_950: "100.0 kB", 123_456: "123 kB",
