@@ -91,6 +91,7 @@ def _serve(context: CommandContext, settings: Settings, port: int) -> ExitCode:
     site = Site(access, settings.lake.resolve().name, source, render)
     asyncio.run(site.serve(port, announce))
     if access.is_stuck:  # DuckDB's thread would wake up in an interpreter that ends, and abort the process
+        access.remove_spill()
         os._exit(ExitCode.OK)
     return ExitCode.OK
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import threading
 import time
 from concurrent.futures import Future, wait
@@ -99,6 +100,7 @@ class CatalogAccess:
         self._lock = threading.Lock()
         self._is_stopped = False
         self._abandoned: Future[Any] | None = None
+        self._spill = ""
 
     def stop(self) -> None:
         """End what is running, and refuse what comes."""
@@ -108,6 +110,10 @@ class CatalogAccess:
     def is_stuck(self) -> bool:
         """Whether a query still runs that could not be stopped."""
         return self._abandoned is not None and not self._abandoned.done()
+
+    def remove_spill(self) -> None:
+        """Remove the temporary folder of a stuck query, before the process ends without its thread."""
+        shutil.rmtree(self._spill, ignore_errors=True)
 
     @contextmanager
     def open(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -120,6 +126,7 @@ class CatalogAccess:
                 raise LakeLockedError("An earlier query cannot be stopped, and still runs.", hint=_STUCK_HINT)
         try:
             with open_catalog(self.settings) as lake:
+                ((self._spill,),) = lake.execute("SELECT current_setting('temp_directory')").fetchall()
                 yield lake
         finally:
             self._lock.release()
@@ -207,9 +214,8 @@ def read_query(lake: duckdb.DuckDBPyConnection, query: str, max_rows: int) -> Qu
         columns = tuple((name, kind.startswith(_NUMBER_TYPES) and not kind.endswith("]")) for name, kind in kinds)
         columns = columns[: _MAX_VALUES // max_rows]
         texts = ", ".join(
-            f"if(length(#{index}::VARCHAR) > {_MAX_VALUE_CHARS}, left(#{index}::VARCHAR, {_MAX_VALUE_CHARS - 1}) || '…',"
-            f" #{index}::VARCHAR) AS c{index}"
-            for index, _ in enumerate(columns, 1)
+            f"if(length({text}) > {_MAX_VALUE_CHARS}, left({text}, {_MAX_VALUE_CHARS - 1}) || '…', {text})"
+            for text in (f"#{index}::VARCHAR" for index, _ in enumerate(columns, 1))
         )
         # All at once: a result that is left unread after an error keeps the catalog open, for the next page, too.
         rows = tuple(result.limit(max_rows + 1).project(texts).fetchall())

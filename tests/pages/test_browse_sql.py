@@ -200,9 +200,11 @@ def test_a_page_that_reads_for_long(small_lake: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 async def test_it_ends_cleanly(small_lake: Path, end: signal.Signals) -> None:
-    """Ctrl-C and SIGTERM end it with 0 and without a word: no query or open line is waited for."""
-    is_idle = end == signal.SIGTERM
-    served = start_browse(small_lake, is_forked=is_idle, **set_constants({_STOP_SECONDS: 0.1}))
+    """Ctrl-C and SIGTERM end it with 0, no word and no file: no query or open line is waited for."""
+    is_idle, temporary = end == signal.SIGTERM, small_lake.with_name("temporary")
+    temporary.mkdir()
+    environment = set_constants({_STOP_SECONDS: 0.1}) | {"TMPDIR": str(temporary)}
+    served = start_browse(small_lake, is_forked=is_idle, **environment)
     async with served as (visitor, process), AsyncExitStack() as stack:
         idle = stack.enter_context(visitor.connect())
         idle.sendall(b"GET / HTTP/1.1\r\nHost: 127.")
@@ -211,5 +213,6 @@ async def test_it_ends_cleanly(small_lake: Path, end: signal.Signals) -> None:
         process.send_signal(end)
         async with asyncio.timeout(59):
             assert await process.wait() == 0
+        assert list(temporary.iterdir()) == []
         assert process.stderr is not None
         assert await process.stderr.read() == b""
