@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from pipeline.errors import ScanlakeError, SettingsError, to_scanlake_error
+from pipeline.lake.reader import CATALOG
 from pipeline.pages.browse import (
     build_file_page,
     build_rows_page,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 _HOST: Final = "127.0.0.1"
 _NAMES: Final = (_HOST, "localhost")
+_HTTP_PORT: Final = 80  # clients leave it out
+_MAX_ADDRESS_BYTES: Final = 65_536
 _PARAMETER: Final = "key"
 _ROOT: Final = "/browse"
 _TABLE_PATH: Final = f"{_ROOT}/table/"
@@ -93,7 +96,8 @@ class Site:
         end = asyncio.Event()
         for number in STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, end.set)
-        runner = web.ServerRunner(web.Server(self._answer), access_log=None, shutdown_timeout=1.0)
+        server = web.Server(self._answer, max_line_size=_MAX_ADDRESS_BYTES)
+        runner = web.ServerRunner(server, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
             try:
@@ -155,7 +159,8 @@ class Site:
     def _build_failure(self, error: ScanlakeError, path: str) -> web.Response:
         """Return the error: 404, 400 for what is wrong with the request, 503 for what may work later."""
         status = 404 if isinstance(error, NothingFoundError) else _BUSY
-        status = 400 if isinstance(error, SettingsError) else status
+        if isinstance(error, SettingsError) and (self._access.settings.lake / CATALOG).is_file():
+            status = 400
         more = {"Retry-After": _RETRY_SECONDS} if status == _BUSY else {}
         if path.startswith(_IMAGE_PATH):
             return _text_response(status, f"{error.message} {error.hint}\n", **more)
@@ -208,13 +213,11 @@ def _is_browse_path(path: str) -> bool:
 
 
 def _is_expected_host(request: web.BaseRequest) -> bool:
-    local_address = request.transport.get_extra_info("sockname") if request.transport else None
-    is_path = request.raw_path.startswith("/")  # and not a whole URL, which overrides the header
-    return (
-        is_path
-        and local_address is not None
-        and request.headers.getall("Host", []) in [[f"{name}:{local_address[1]}"] for name in _NAMES]
-    )
+    if request.transport is None or not request.raw_path.startswith("/"):  # a whole URL overrides the header
+        return False
+    _, port = request.transport.get_extra_info("sockname")
+    hosts = {f"{name}:{port}" for name in _NAMES} | (set(_NAMES) if port == _HTTP_PORT else set())
+    return [host in hosts for host in request.headers.getall("Host", [])] == [True]
 
 
 def _text_response(status: int, text: str, **more: str) -> web.Response:

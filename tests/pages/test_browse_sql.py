@@ -135,6 +135,9 @@ def test_a_catalog_that_cannot_be_read_is_one_line(small_lake: Path) -> None:
         assert (status, text.count("\n"), "catalog.duckdb is missing." in text) == (503, 1, True)
         (small_lake / "away.duckdb").rename(catalog)
         assert visitor.get("/browse")[0] == 200
+        small_lake.rename(small_lake.with_name("moved"))
+        assert (visitor.get("/browse")[0], visitor.get("/")[0]) == (503, 503)
+        small_lake.with_name("moved").rename(small_lake)
 
 
 @contextmanager

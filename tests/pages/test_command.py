@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.pages.browse_client import Visitor
     from tests.processes import Answer
 
     Main = Callable[..., Answer]
@@ -122,6 +124,15 @@ async def test_served_to_this_machine_under_its_own_name(small_lake: Path, canar
             assert b"Files" not in reply, head
         assert visitor.call()[0] == 200
         assert process.returncode is None
+
+
+def test_the_port_of_http_need_not_be_named(visitor: Visitor) -> None:
+    """A client leaves out port 80, and no other."""
+    with patch("pipeline.pages.site._HTTP_PORT", visitor.port):
+        codes = [
+            visitor.call(Host=host)[0] for host in ("127.0.0.1", "localhost", f"localhost:{visitor.port}", "a", "")
+        ]
+    assert codes == [200, 200, 200, 421, 421]
 
 
 HOSTS = (
