@@ -137,6 +137,14 @@ def test_no_template_turns_escaping_off(name: str) -> None:
         assert scripts == "{{ script }}", "no value is part of a script"
 
 
+@every("name", NAMES)
+def test_every_box_has_a_name(name: str) -> None:
+    """A reader of the screen names each box: a placeholder is no label."""
+    text = files("pipeline.templates").joinpath(name).read_text(encoding="utf-8")
+    boxes = re.findall(r"<(?:input|select) [^>]+>", text)
+    assert [box for box in boxes if 'type="hidden"' not in box and "aria-label=" not in box] == []
+
+
 @every("position", POSITIONS)
 def test_a_value_is_text_in_every_position(position: str) -> None:
     """Whatever the filter, a value ends neither the attribute nor the element that it is in."""
