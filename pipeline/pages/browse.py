@@ -60,7 +60,7 @@ _ROW_PER_FILE: Final = (FILE_SUMMARY.name, "fields_wide")
 _ORDER_COLUMNS: Final = 3
 """Of a view. DuckDB reads its other columns for the page's rows only; to sort by documents takes ten times as long."""
 MAX_ROWS: Final = 500
-_MAX_QUERY_CHARS: Final = 4_000  # a query is a part of the address; the server takes 8 kB of it
+_MAX_QUERY_CHARS: Final = 4_000  # each takes up to 12 bytes in the address
 DOCUMENTED_QUERIES: Final = read_queries("documented_queries.sql")
 """Title and SQL of each query of docs/queries.md that reads one catalog."""
 _SCRIPT: Final = read_script("browse_sql.js")
@@ -141,6 +141,7 @@ def build_rows_page(lake: duckdb.DuckDBPyConnection, name: str, url: URL, query:
         "count": count,
         "first": first,
         "last": first + len(result.rows),
+        "start": url.without_query_params("page"),
         "previous": url.update_query(page=page - 1),
         "next": url.update_query(page=page + 1),
         "result": result,

@@ -132,8 +132,13 @@ def test_the_pages_of_a_table_have_each_row_once(
             status, _, text = visitor.get(
                 f"/browse/table/{table}?{urlencode({'sort': sort, 'desc': desc, 'page': page})}"
             )
-            assert (status, "No rows." in text) == (200, page * size >= len(rows) + size)
-            if "No rows." not in text:
+            is_beyond = (page - 1) * size >= len(rows)
+            first = {href for href in ParsedPage(text).values("href") if urlsplit(href).path.endswith(table)}
+            assert (status, "This page does not exist." in text, "No rows." in text) == (200, is_beyond, False)
+            assert "Previous" not in text or not is_beyond
+            if is_beyond:
+                assert {dict(parse_qsl(urlsplit(href).query)).get("page") for href in first} == {None}
+            else:
                 total = "" if table == "file_summary" and sort else f" of {len(rows):,}"
                 assert re.search(f"Rows {(page - 1) * size + 1:,} to {min(page * size, len(rows)):,}{total} *<", text)
                 assert (">Next</a>" in text) is (page * size < len(rows))
@@ -241,6 +246,12 @@ def test_values_that_look_alike_are_counted_apart(tmp_path: Path) -> None:
         ("/browse/x", 404, "No such page."),
         ("/browse/%00%ff/..", 404, "No such page."),
         ("/browse/sql?sql=" + "x" * 4_001, 400, "more than 4,000 characters"),
+        ("/browse/sql?sql=" + quote("SELECT '" + "\U0001f600" * 3_990 + "'"), 200, "\U0001f600"),
+        (
+            "/browse/table/files?" + "&".join(["column=scan_code&op=contains&value=" + quote("日" * 200)] * 8),
+            200,
+            "No ",
+        ),
         ("/browse/sql?sql=" + "x" * 4_001, 400, "Use `scanlake query - &lt; FILE` for longer ones."),
     ],
 )
