@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import stat
 import sys
 from datetime import UTC, datetime
 from functools import partial
@@ -15,22 +14,22 @@ from msgspec import Struct
 from pipeline.atomic_files import write_file
 from pipeline.command_options import Excludes
 from pipeline.context import CommandContext
-from pipeline.errors import ExitCode, SettingsError, StorageError
-from pipeline.lake.lake_folder import require_outside_lakes
+from pipeline.errors import ExitCode, StorageError
+from pipeline.lake.lake_folder import require_own_file
 from pipeline.lake.ledger_queries import RunRecord
 from pipeline.lake.reader import LiveState, read_live_state, run_interruptibly
 from pipeline.monitoring.run_history import find_failures
 from pipeline.pages.catalog_access import CatalogAccess
-from pipeline.pages.dashboard import GENERATOR, LedgerState, load_dashboard, render_dashboard
+from pipeline.pages.dashboard import LedgerState, load_dashboard, render_dashboard
 from pipeline.pages.site import Site
 from pipeline.publish_outcome import PublishOutcome
 from pipeline.settings import Settings
+from pipeline.version import __version__
 from schemas.timestamps import to_datetime
 
 GROUP: Final = "Use the data"
 
 _MAX_RUNS: Final = 20  # on the dashboard
-_HEAD_BYTES: Final = 2_000  # of a page; they include the generator field
 
 
 class WrittenPage(Struct, frozen=True):
@@ -70,10 +69,10 @@ def run(
     if write is None:
         return _serve(context, settings, port)
     target = write.absolute()
-    require_outside_lakes(target, f"--write {target}", settings.lake)
-    _check_writable(target)
     page = _render(settings, CatalogAccess(settings), is_served=False).encode("utf-8")
+    require_own_file(target, f"--write {target}", settings.lake, page[: page.index(__version__.encode())])
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         write_file(target, page)
     except OSError as error:
         raise StorageError.from_errno(str(target), error.errno) from error
@@ -94,33 +93,6 @@ def _serve(context: CommandContext, settings: Settings, port: int) -> ExitCode:
         access.remove_spill()
         os._exit(ExitCode.OK)
     return ExitCode.OK
-
-
-# The file
-
-
-def _check_writable(target: Path) -> None:
-    """Raise `SettingsError` if `target` is a folder, a device, or a file that is not a dashboard."""
-    try:
-        mode = target.lstat().st_mode
-    except FileNotFoundError:
-        if not target.parent.is_dir():
-            raise SettingsError(f"{target.parent} is not a folder.", hint="Create it, or correct --write.") from None
-        return
-    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)) or target.is_dir():
-        raise SettingsError(f"{target} is not a file.", hint="Use another file with --write.")
-    if not _is_dashboard(target):
-        hint = "Use another file with --write, or delete this one."
-        raise SettingsError(f"{target} exists and is not a dashboard of scanlake.", hint=hint)
-
-
-def _is_dashboard(target: Path) -> bool:
-    try:
-        with target.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError:
-        return False
-    return head.startswith(b"<!doctype html>") and f'name="generator" content="{GENERATOR} '.encode() in head
 
 
 # What the dashboard shows

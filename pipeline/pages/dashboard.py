@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
     Rows = list[Row]
 
-GENERATOR: Final = "scanlake serve"
-"""The start of the generator field, by which scanlake recognises its own pages."""
-
 _LEDGER_TABLE: Final = """
     CREATE TEMP TABLE ledger AS
     SELECT ?::TIMESTAMP AS now, ?::VARCHAR AS failing, ?::BIGINT AS paused_at, ?::VARCHAR AS source,
@@ -181,8 +178,7 @@ def _create_tables(lake: duckdb.DuckDBPyConnection, now: datetime, ledger: Ledge
 
 def render_dashboard(data: Dashboard, *, is_served: bool = False) -> str:
     """Return the page as HTML; a served one has a link to the browse pages."""
-    about = {"is_served": is_served, "generator": GENERATOR}
-    return render("dashboard.html.jinja", POLICY, _SCRIPT, data=data, columns_of=_columns_of, **about)
+    return render("dashboard.html.jinja", POLICY, _SCRIPT, data=data, columns_of=_columns_of, is_served=is_served)
 
 
 def _columns_of(rows: Rows) -> dict[str, bool]:
