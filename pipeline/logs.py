@@ -123,6 +123,7 @@ def configure(level: int = NORMAL, *, as_json: bool = False, file: Path | None =
     root.handlers[:] = [*(handler for handler in root.handlers if not isinstance(handler, _OWN_HANDLERS)), *handlers]
     root.setLevel(logging.WARNING)  # of the libraries
     logging.captureWarnings(capture=True)
+    logging.raiseExceptions = False  # the run matters more than its log, and goes on when its screen is closed
     sys.unraisablehook = _log_unraisable
     threading.excepthook = _log_thread_exception
 
@@ -182,9 +183,6 @@ class _ScreenHandler(logging.StreamHandler[Any]):
         """The present stderr."""
         return sys.stderr
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Ignore it: a run goes on when its screen is closed."""
-
 
 class _PrivateFileHandler(RotatingFileHandler):
     """A log file of limited size that only its owner can read; a full disk never stops the run."""
@@ -194,9 +192,6 @@ class _PrivateFileHandler(RotatingFileHandler):
             return os.open(path, flags, 0o600)
 
         return open(self.baseFilename, self.mode, encoding="utf-8", errors="backslashreplace", opener=opener)
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Ignore it: the run matters more than its log."""
 
 
 _OWN_HANDLERS: Final = (_ScreenHandler, _PrivateFileHandler)
