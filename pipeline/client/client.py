@@ -51,7 +51,6 @@ from pipeline.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-    from types import TracebackType
     from typing import BinaryIO
 
     from pipeline.client.calls import TimeSource
@@ -139,9 +138,7 @@ class Client:
         self._downloader.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._downloader.close()
         if self._connections is not None:
             await self._connections.close()

@@ -21,8 +21,6 @@ from pipeline.client.token_redactor import TokenRedactor
 from pipeline.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from pipeline.client.allowed_urls import Origin
     from pipeline.client.calls import TimeSource
     from pipeline.client.downloader import Link
@@ -186,9 +184,7 @@ class ImageClient:
         self._downloader.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._downloader.close()
 
     @property

@@ -24,7 +24,6 @@ from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, TABLES
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
     from pipeline.findings import Finding
     from pipeline.lake.ledger_queries import Commit, SnapshotRecord
@@ -90,9 +89,7 @@ class Lake:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def _repair_before_open(self) -> None:
