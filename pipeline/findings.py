@@ -75,13 +75,8 @@ def error(area: str, subject: str, problem: str, hint: str, code: ExitCode = Exi
 def damage(subject: str, problem: str, repair: str, file_ids: Iterable[int] = ()) -> Finding:
     """Return a finding for a file of the lake that differs from what was written."""
     finding = error("lake", subject, problem, "Run `scanlake repair`.")
-    return add_files(replace(finding, repair=repair), file_ids)
-
-
-def add_files(finding: Finding, file_ids: Iterable[int]) -> Finding:
-    """Return the finding with the files that it affects."""
     ids = sorted(file_ids)
-    return replace(finding, files=len(ids), file_ids=tuple(ids[:_MAX_LISTED_IDS]))
+    return replace(finding, repair=repair, files=len(ids), file_ids=tuple(ids[:_MAX_LISTED_IDS]))
 
 
 def from_error(area: str, subject: str, failure: ScanlakeError) -> Finding:

@@ -143,14 +143,10 @@ def _convert_number(value: object) -> float | None:
     return number
 
 
-def _convert_json(value: object) -> str | None:
-    return None if value is None else encode_json(value)
-
-
 ID: Final = ValueType("id", "BIGINT", _convert_integer)
 COUNT: Final = ValueType("count", "BIGINT", _convert_integer)
 INSTANT: Final = ValueType("instant", "TIMESTAMP", _convert_instant)
 BOOLEAN: Final = ValueType("flag", "BOOLEAN", _convert_boolean)
 TEXT: Final = ValueType("text", "VARCHAR", _convert_text)
 NUMBER: Final = ValueType("number", "DOUBLE", _convert_number)
-JSON: Final = ValueType("json", "JSON", _convert_json)
+JSON: Final = ValueType("json", "JSON", lambda value: None if value is None else encode_json(value))

@@ -361,15 +361,11 @@ class CallRunner(Struct, frozen=True):
             return OutcomeUnknownError(message, is_answered=is_answered, is_postponed=bool(pause))
         target = call.label
         if not error.may_have_reached_service:  # the address may be wrong
-            target += f" at {self._describe_host(call.url)}"
+            _, host, port = origin(call.url)
+            target += f" at {self.redactor.redact_text(join_host_port(host, port))}"  # a report's URL may have a token
         message = f"{target}: {error.detail}{pause} (after {pluralize(error.attempts, 'attempt')})."
         if error.is_protocol_error and call.label == "GET /files":
             return ProtocolError(message)
         return RetriesExhaustedError(
             message, kind=error.kind, attempts=error.attempts, status=error.status, hint=error.hint
         )
-
-    def _describe_host(self, url: str) -> str:
-        """Return host and port, without a token that a report's URL may have in them."""
-        _, host, port = origin(url)
-        return self.redactor.redact_text(join_host_port(host, port))

@@ -198,7 +198,11 @@ class AdaptiveRate:
             allowed = self._successes_since_decrease / (now - self._decreased_at)
             self._is_token_bucket = 0.85 < allowed / fallback < _NEAR_BASE_FACTOR
         self._known = bool(fallback) and self._is_token_bucket
-        measured = self._measure_rate(now)
+        # A bucket adds what it did not allow in a pause to what follows; a window of a second does not.
+        if flow_seconds < 1.0:
+            measured = self._successes.count_since(now - 1.0)
+        else:
+            measured = self._successes_since_decrease / (now - self._decreased_at)
         if flow_seconds > self._burst_seconds + _MIN_FLOW_SECONDS:
             # Two bursts from a full bucket differ by what the limit has added in the longer one. A window added less.
             added = (self._successes_since_decrease - self._burst) / (flow_seconds - self._burst_seconds)
@@ -235,15 +239,6 @@ class AdaptiveRate:
         self._known, self._fallback = False, base if proven > base * 1.02 else None
         self._first_step = max(_INITIAL_INCREASE, (rate - proven) / proven / 6)
         return proven
-
-    def _measure_rate(self, now: float) -> float:
-        """Return the successes per second since the last decrease.
-
-        A bucket adds what it did not allow in a pause to what follows; a window of a second does not.
-        """
-        if now - self._resumed_at < 1.0:
-            return self._successes.count_since(now - 1.0)
-        return self._successes_since_decrease / (now - self._decreased_at)
 
     def _clamp(self, rate: float) -> float:
         rate = max(rate, _MIN_RATE)

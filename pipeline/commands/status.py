@@ -159,12 +159,13 @@ def _read_catalog(status: LakeStatus, settings: Settings, runs: int) -> LakeStat
     """Return the status with what the published catalog knows."""
     with open_catalog(settings) as lake:
         [freshness] = _select(lake, Freshness, "meta.freshness")
+        last = fetch_dicts(lake, "SELECT consistent FROM meta.verifications ORDER BY verified_at DESC LIMIT 1")
         return replace(
             status,
             freshness=freshness,
             tables=_count_rows(lake),
             was_verified=freshness.last_verify_at is not None,
-            is_consistent=_read_last_verification(lake),
+            is_consistent=last[0]["consistent"] if last else None,
             runs=_select(lake, RunStatus, f"meta.runs ORDER BY started_at DESC LIMIT {runs}"),
             rejects=_select(lake, RejectedFiles, _REJECTS),
         )
@@ -182,12 +183,6 @@ def _select(lake: "duckdb.DuckDBPyConnection", kind: type[_Row], source: str) ->
     """Return rows of the catalog as values of `kind`."""
     names = ", ".join(kind.__struct_fields__)
     return [kind(**row) for row in fetch_dicts(lake, f"SELECT {names} FROM {source}")]
-
-
-def _read_last_verification(lake: "duckdb.DuckDBPyConnection") -> bool | None:
-    """Return whether the last verification has left the lake consistent with the service; None without one."""
-    rows = fetch_dicts(lake, "SELECT consistent FROM meta.verifications ORDER BY verified_at DESC LIMIT 1")
-    return rows[0]["consistent"] if rows else None
 
 
 def _update(status: LakeStatus, state: LiveState, runs: int) -> LakeStatus:

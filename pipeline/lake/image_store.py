@@ -194,16 +194,12 @@ def find_unused(ledger: LedgerQueries, paths: Iterable[str]) -> list[str]:
     return [path for path in paths if not ledger.query(sql, (_hash_of(path),))]
 
 
-def forget_images(ledger: Ledger, keys: Sequence[ImageKey]) -> None:
-    """Delete rows: the next run fetches their pictures."""
-    with ledger.transaction() as db:
-        db.executemany("DELETE FROM image WHERE file_id = ? AND upload_id = ? AND kind = ?", keys)
-
-
 def forget_missing_pictures(ledger: Ledger, is_missing: Callable[[str], bool]) -> None:
     """Delete the rows of pictures that a copy of a lake does not have, by their paths: its next run fetches them."""
     stored = (record for records in iter_images(ledger) for record in records if record.path is not None)
-    forget_images(ledger, [record.key for record in stored if is_missing(record.path or "")])
+    keys = [record.key for record in stored if is_missing(record.path or "")]
+    with ledger.transaction() as db:
+        db.executemany("DELETE FROM image WHERE file_id = ? AND upload_id = ? AND kind = ?", keys)
 
 
 def _hash_of(path: str) -> str:
@@ -379,18 +375,14 @@ def flush_files(paths: Sequence[Path]) -> None:
             for path in paths[first : first + _FLUSHED_TOGETHER]:
                 with translate_os_errors(path):
                     handles.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-                    _begin_to_flush(handles[-1])
+                    if hasattr(os, "posix_fadvise"):  # not on macOS
+                        os.posix_fadvise(handles[-1], 0, 0, os.POSIX_FADV_DONTNEED)
             for path, handle in zip(paths[first:], handles, strict=False):
                 with translate_os_errors(path):
                     os.fsync(handle)
         finally:
             for handle in handles:
                 os.close(handle)
-
-
-def _begin_to_flush(handle: int) -> None:
-    if hasattr(os, "posix_fadvise"):  # not on macOS
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def remove_files(paths: Iterable[Path]) -> None:

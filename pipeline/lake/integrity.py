@@ -194,8 +194,11 @@ def check_images(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bool) 
     result = ImageCheck()
     if not has_images(ledger) and not (layout.root / IMAGES).is_dir():
         return result
-    pending = _list_pending(layout)
-    for prefix in (first + second for first in _HEX for second in _HEX):
+    # Complete downloads whose rows a stopped run did not commit: the next one does.
+    downloads = map(COMPLETE.fullmatch, _list_names(layout.root / IMAGES / INCOMING))
+    pending = {name[4] for name in downloads if name is not None}
+    prefixes = [first + second for first in _HEX for second in _HEX]
+    for prefix in prefixes:
         rows: dict[str, list[ImageRecord]] = {}
         for record in read_images_of(ledger, prefix):
             rows.setdefault(record.path or "", []).append(record)
@@ -209,7 +212,8 @@ def check_images(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bool) 
             if problem is not None:
                 finding = damage(path, problem, _REPAIR, {record.file_id for record in records})
                 result.damaged.append(DamagedPicture(finding, records))
-    result.unlisted += _list_strange_folders(layout)
+    strange = set(_list_names(layout.root / IMAGES)).difference(prefixes, {INCOMING})
+    result.unlisted += sorted(f"{IMAGES}/{name}" for name in strange)
     return result
 
 
@@ -224,20 +228,9 @@ def queue_images_again(layout: LakeLayout, ledger: Ledger, pictures: Iterable[Da
         write_images(ledger, [ImageRecord(*item.key, failed, item.fetched_at, reason) for item in picture.records])
 
 
-def _list_pending(layout: LakeLayout) -> frozenset[str]:
-    """Return the hashes of complete downloads whose rows a stopped run did not commit: the next one does."""
-    names = map(COMPLETE.fullmatch, _list_names(layout.root / IMAGES / INCOMING))
-    return frozenset(name[4] for name in names if name is not None)
-
-
 def _list_names(folder: Path) -> list[str]:
     with translate_os_errors(folder):
         return [path.name for path in folder.iterdir()] if folder.is_dir() else []
-
-
-def _list_strange_folders(layout: LakeLayout) -> list[str]:
-    known = {INCOMING, *(first + second for first in _HEX for second in _HEX)}
-    return sorted(f"{IMAGES}/{name}" for name in set(_list_names(layout.root / IMAGES)) - known)
 
 
 def _find_picture_problem(layout: LakeLayout, name: str, record: ImageRecord, *, read_data: bool) -> str | None:

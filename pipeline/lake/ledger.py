@@ -167,7 +167,9 @@ class Ledger(LedgerQueries):
             insert_all(db, "definition", ("hash", "commit_seq"), definitions, on_conflict="IGNORE")
             _record_rejects(db, commit)
             record_drift(db, commit)
-            _insert_windows(db, commit)
+            columns = ("run_id", "start_second", "end_second", "listed_at", "files", "is_consistent")
+            windows = [(commit.run_id, w.start, w.end, w.listed_at, w.files, w.is_consistent) for w in commit.windows]
+            insert_all(db, "read_window", columns, windows)
             if commit.coverage is not None:
                 set_coverage(db, commit.coverage)
             if commit.run is not None:
@@ -464,13 +466,6 @@ def _supersede_file_versions(db: sqlite3.Connection, file_ids: Sequence[tuple[in
         " SELECT commit_seq, file_id FROM file_version WHERE file_id = ?",
         file_ids,
     )
-
-
-def _insert_windows(db: sqlite3.Connection, commit: Commit) -> None:
-    """Record the windows that a commit completes."""
-    columns = ("run_id", "start_second", "end_second", "listed_at", "files", "is_consistent")
-    rows = [(commit.run_id, w.start, w.end, w.listed_at, w.files, w.is_consistent) for w in commit.windows]
-    insert_all(db, "read_window", columns, rows)
 
 
 def replace_parts(db: sqlite3.Connection, old: Iterable[str], new: Iterable[Part], *, at: int) -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pipeline.client.client import Client
-    from pipeline.client.protocol import ListItem
 
 _MAX_TASKS: Final = 500  # detail calls that wait for the rate limiter at the same time
 
@@ -74,7 +73,9 @@ class FileConfirmer:
         try:
             async for page in self._client.iter_pages(FileQuery(limit=MAX_LIMIT)):
                 for item in page.items:
-                    self._remember(item, started)
+                    key = item.id if self._identity == "id" or item.instance_id is None else item.instance_id
+                    if key is not None:  # the key that the lake uses
+                        self._listed[key] = FileConfirmation(started, item.updated_at, "list")
                 pages += 1
                 if pages >= max_pages:
                     break
@@ -84,12 +85,6 @@ class FileConfirmer:
             self._has_list_failed = True
             log.warning("report.list_failed", reason=error.message, hint="the files are requested one by one")
         self._pages_of_list = max(self._pages_of_list, pages)
-
-    def _remember(self, item: ListItem, at: int) -> None:
-        """Remember a file by the key that the lake uses."""
-        key = item.id if self._identity == "id" or item.instance_id is None else item.instance_id
-        if key is not None:
-            self._listed[key] = FileConfirmation(at, item.updated_at, "list")
 
     async def _request_details(self, ids: Sequence[int]) -> dict[int, Confirmation]:
         results: dict[int, Confirmation] = {}

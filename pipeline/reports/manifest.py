@@ -137,16 +137,13 @@ def _describe_file(file: ReportJobFile, order: ReportOrderRecord | None) -> Mani
         values = asdict(file) | ({} if order is None else asdict(order)) | {"state": "delivered"}
         values |= {"on_pages": None if file.on_pages is None else bool(file.on_pages)}
         if file.changed_at is not None:
-            values |= {"changed_since_selection": True, "reason": _describe_change(file.changed_at, file)}
+            updated, in_lake = format_instant(file.changed_at), format_instant(file.updated_in_lake or 0)
+            reason = f"changed since selection: updated {updated}, in the lake {in_lake}"
+            values |= {"changed_since_selection": True, "reason": reason}
     else:
         values = {name: getattr(file, name) for name in ("file_id", "reference", "confirmed_before_at")}
         values |= {"state": "failed", "reason": reason, "ordered_at": None if order is None else order.ordered_at}
     return _to_entry(ManifestFile, **values, group=file.group_name)
-
-
-def _describe_change(changed_at: int, file: ReportJobFile) -> str:
-    in_lake = format_instant(file.updated_in_lake or 0)
-    return f"changed since selection: updated {format_instant(changed_at)}, in the lake {in_lake}"
 
 
 def _find_failure(order: ReportOrderRecord | None) -> str | None:
