@@ -141,15 +141,12 @@ class ImageDownload:
         image_type = find_type(self._head)
         named = (response.header("Content-Type") or "").partition(";")[0].strip().lower()
         if image_type is None:
-            return RefusedImage(f"no picture: its content is of no known type, {_describe(named)}")
+            text = "".join(char if char.isprintable() and char.isascii() else "?" for char in named[:60])
+            text = f"its Content-Type is {text}" if text else "the answer names no type"
+            return RefusedImage(f"no picture: its content is of no known type, {text}")
         if self._written == 0:
             self._put(self._head)
         return DownloadedImage(self._written, image_type)
-
-
-def _describe(named: str) -> str:
-    text = "".join(char if char.isprintable() and char.isascii() else "?" for char in named[:60])
-    return f"its Content-Type is {text}" if text else "the answer names no type"
 
 
 class ImageClient:

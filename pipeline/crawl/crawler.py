@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.client.protocol import ListItem
 from pipeline.crawl.batcher import Batcher
-from pipeline.crawl.details import DetailFetcher, FetchResult
+from pipeline.crawl.details import DetailFetcher
 from pipeline.crawl.in_flight import FetchWorkers, InFlightFiles
 from pipeline.crawl.listing import WindowReader
 from pipeline.crawl.models import CrawlStats, ListedWindow, SharedFileIdError, parse_reference
@@ -190,11 +190,6 @@ class Crawler:
         if task.must_relist:
             task.item = await self._reader.find_item(task.key, parse_reference(item.raw), item.updated_at) or item
         result = await self._fetcher.fetch(task.key, task.item, seen_at=task.seen_at)
-        self._update_stats(result)
-        await batcher.add_file(task, result)
-        return result.document_bytes
-
-    def _update_stats(self, result: FetchResult) -> None:
         if result.reject is not None:
             self.stats.rejects += 1
         elif result.version is None:
@@ -202,6 +197,8 @@ class Crawler:
         else:
             self.stats.files_stored += 1
             self.stats.details_fetched += result.version.detail is not None
+        await batcher.add_file(task, result)
+        return result.document_bytes
 
 
 def _window_sort_key(window: Window) -> tuple[float, float]:

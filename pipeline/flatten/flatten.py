@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -186,16 +186,13 @@ class _RowCollector:
         unexpected: JsonObject = {}
         items = step.get("entity_ids")
         if isinstance(items, list):
-            self._add_items(items, step, file_id, fetched)
+            parents = step["workflow_run_id"], step.get("id"), step.get("entity_type")
+            add = self.rows["workflow_run_step_items"].add
+            for number, entity in enumerate(items):
+                add({"entity_id": entity}, file_id, *parents, number, fetched)
         elif items is not None:
             unexpected["entity_ids"] = items
         self.rows["workflow_run_steps"].add(step, file_id, run.get("workflow_id"), position, fetched, also=unexpected)
-
-    def _add_items(self, items: list[Any], step: JsonObject, file_id: int, fetched: int) -> None:
-        parents = step["workflow_run_id"], step.get("id"), step.get("entity_type")
-        add = self.rows["workflow_run_step_items"].add
-        for number, entity in enumerate(items):
-            add({"entity_id": entity}, file_id, *parents, number, fetched)
 
     def _add_definition(self, workflow: JsonObject, file_id: int, fetched: int) -> str | None:
         """Add a definition unless the lake has it. Return its hash; None if it is empty."""

@@ -167,7 +167,12 @@ class ImageDownloader:
                 await self._put(file.finish(item.key, answer.type.mime, answer.type.extension))
                 return
         except RetriesExhaustedError as error:
-            self._record_failure(item, error)
+            # A failure is held back until a host has answered.
+            self._has_answered |= error.kind in ANSWER_KINDS or (error.status or 0) not in {0, *_ABSENCES}
+            self._failures.append(ImageRecord(*item.key, ImageState.FAILED, now_us(), error.message.rstrip(".")))
+            if len(self._failures) >= _MAX_CONSECUTIVE_FAILURES:
+                self._problem = error.message
+                raise _HostDownError from None
             return
         finally:
             file.discard()
@@ -197,14 +202,6 @@ class ImageDownloader:
         self._has_answered = True
         await self._put_failures()
         return answer
-
-    def _record_failure(self, item: WorkItem, error: RetriesExhaustedError) -> None:
-        """Keep a failure until a host has answered. Raises `_HostDownError` after many in a row."""
-        self._has_answered |= error.kind in ANSWER_KINDS or (error.status or 0) not in {0, *_ABSENCES}
-        self._failures.append(ImageRecord(*item.key, ImageState.FAILED, now_us(), error.message.rstrip(".")))
-        if len(self._failures) >= _MAX_CONSECUTIVE_FAILURES:
-            self._problem = error.message
-            raise _HostDownError
 
     async def _put_failures(self) -> None:
         failures, self._failures = self._failures, []

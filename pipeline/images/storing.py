@@ -124,19 +124,15 @@ def read_content(path: Path, mime: str) -> ImageContent | str:
     except MemoryError:
         return "too large to be decoded"
     except Exception as error:  # noqa: BLE001 - decoders raise almost anything for damaged bytes
-        return f"it cannot be decoded: {_describe(error)}"
+        text = str(error).partition("'")[0].partition(" file")[0].strip()  # without the path of the temporary file
+        text = "".join(char if char.isprintable() else "?" for char in (text or type(error).__name__)[:100])
+        return f"it cannot be decoded: {text}"
     return ImageContent(width, height, taken_at, latitude, longitude)
 
 
 def _is_too_large(pixels: int, *, is_jpeg: bool) -> bool:
     """Return whether decoding a picture would take too much memory or time."""
     return pixels > _MAX_PIXELS or pixels * 4 // (_JPEG_SCALE**2 if is_jpeg else 1) > _MAX_DECODED_BYTES
-
-
-def _describe(error: Exception) -> str:
-    """Return the error's text without the path of the temporary file."""
-    text = str(error).partition("'")[0].partition(" file")[0].strip() or type(error).__name__
-    return "".join(char if char.isprintable() else "?" for char in text[:100])
 
 
 def _read_exif(image: Any) -> tuple[int | None, float | None, float | None]:

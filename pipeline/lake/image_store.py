@@ -124,11 +124,14 @@ def read_totals(ledger: LedgerQueries) -> ImageTotals:
 
 def iter_images(ledger: LedgerQueries, *, since_change: int = 0) -> Iterator[Sequence[ImageRecord]]:
     """Yield the rows that changed after a change, in batches; all rows come by key."""
-    if since_change:
-        yield from _iter_changed(ledger, since_change)
+    if not since_change:
+        for rows in _iter_rows(ledger, COLUMNS):
+            yield [_to_record(row) for row in rows]
         return
-    for rows in _iter_rows(ledger, COLUMNS):
-        yield [_to_record(row) for row in rows]
+    sql = f"SELECT {', '.join(COLUMNS)} FROM image WHERE change_seq > ? AND change_seq <= ?"
+    for first in range(since_change, last_image_change(ledger), _BATCH_CHANGES):
+        if rows := ledger.query(sql, (first, first + _BATCH_CHANGES)):
+            yield [_to_record(row) for row in rows]
 
 
 def _iter_rows(ledger: LedgerQueries, columns: Sequence[str]) -> Iterator[Sequence[Sequence[Any]]]:
@@ -144,15 +147,6 @@ def _iter_rows(ledger: LedgerQueries, columns: Sequence[str]) -> Iterator[Sequen
             return
         yield rows
         last = (rows[-1][0], rows[-1][1], rows[-1][2])
-
-
-def _iter_changed(ledger: LedgerQueries, since_change: int) -> Iterator[Sequence[ImageRecord]]:
-    """Yield the rows of some changes at a time, by the index of the changes."""
-    sql = f"SELECT {', '.join(COLUMNS)} FROM image WHERE change_seq > ? AND change_seq <= ?"
-    for first in range(since_change, last_image_change(ledger), _BATCH_CHANGES):
-        rows = ledger.query(sql, (first, first + _BATCH_CHANGES))
-        if rows:
-            yield [_to_record(row) for row in rows]
 
 
 def read_images_of(ledger: LedgerQueries, prefix: str) -> list[ImageRecord]:

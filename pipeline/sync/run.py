@@ -33,7 +33,7 @@ from pipeline.sync.batch_sink import BatchSink
 from pipeline.sync.crawl_runner import CrawlRunner, crawl_options
 from pipeline.sync.differences import has_lost_too_many
 from pipeline.sync.service_checks import check_same_account, check_tenants, find_texts_source
-from pipeline.sync.watermark import repair_watermark, target_by_clock, warn_of_clock
+from pipeline.sync.watermark import SETTLE_WITHOUT_DATE_SECONDS, repair_watermark, target_by_clock
 from pipeline.sync.worker_thread import WorkerThread
 from pipeline.version import __version__
 from schemas.file_query import FileQuery
@@ -148,7 +148,15 @@ class RunSession:
         except LakeCorruptedError as error:
             self.ledger.begin_run(replace(self.record, state="failed", ended_at=now_us(), error=error.message))
             raise
-        _check_same_service(self.ledger, self.settings, accept_new_base_url=accept_new_base_url)
+        # The files of a second service, or texts in a second language, would overwrite those of the first.
+        settings, properties = self.settings, self.ledger.properties
+        if not accept_new_base_url:
+            properties.require_service(str(settings.base_url))
+        if properties.source is not None and properties.lang != settings.lang and properties.has_data:
+            raise SettingsError(
+                f"The lake contains texts in lang {properties.lang!r}, not {settings.lang!r}.",
+                hint="Set `lang` to the lake's language, or use another --lake.",
+            )
         repair_watermark(self.ledger)
         if self._is_behind():  # an earlier run was killed between commit and publish: the next commit publishes
             self._published = -math.inf
@@ -167,7 +175,8 @@ class RunSession:
         if await self.ledger_thread.call(self.watermark_us) is None:
             self.crawls.files_before = stored
         self.sink.writer.prestart((page.total or 0) - stored)
-        warn_of_clock(self.client.clock)
+        if self.client.clock.seconds_ahead is None:  # `scanlake check` shows a clock that differs from this machine's
+            log.warning("clock.missing", settle_seconds=SETTLE_WITHOUT_DATE_SECONDS, hint="The service sends no Date.")
         self._target_fixed_at = time.monotonic()
         return target_by_clock(self.client.clock, self.settings, at=self._target_fixed_at)
 
@@ -369,15 +378,3 @@ class RunSession:
         )  # fmt: skip
         fields = {name: getattr(self.record, name) for name in names}
         log.info("run.finished", **fields, requests=self.client.stats.requests, seconds=self.record.seconds)
-
-
-def _check_same_service(ledger: Ledger, settings: Settings, *, accept_new_base_url: bool) -> None:
-    """Refuse a second service or language in one lake: its files would overwrite those of the first."""
-    properties = ledger.properties
-    if not accept_new_base_url:
-        properties.require_service(str(settings.base_url))
-    if properties.source is not None and properties.lang != settings.lang and properties.has_data:
-        raise SettingsError(
-            f"The lake contains texts in lang {properties.lang!r}, not {settings.lang!r}.",
-            hint="Set `lang` to the lake's language, or use another --lake.",
-        )

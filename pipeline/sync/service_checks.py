@@ -148,7 +148,11 @@ async def _has_one_of(
     for file_id in file_ids:
         identity = stored.get(file_id)
         try:
-            raw = await (_read_by_id(client, file_id) if by_id else _read_by_reference(client, file_id, identity))
+            if by_id:
+                answer = await client.get_file(file_id)
+                raw = answer.raw if isinstance(answer, Detail) else None
+            else:
+                raw = await _read_by_reference(client, file_id, identity)
         except RetriesExhaustedError as error:
             failures.append(error)
             if len(failures) == _MAX_FAILURES:
@@ -159,11 +163,6 @@ async def _has_one_of(
     if failures:
         raise failures[-1]
     return False
-
-
-async def _read_by_id(client: Client, file_id: int) -> bytes | None:
-    answer = await client.get_file(file_id)
-    return answer.raw if isinstance(answer, Detail) else None
 
 
 async def _read_by_reference(client: Client, file_id: int, identity: FileIdentity | None) -> bytes | None:

@@ -27,12 +27,6 @@ SETTLE_WITHOUT_DATE_SECONDS: Final = 600
 """Settle time when the service sends no Date header: the local clock may be fast."""
 
 
-def warn_of_clock(clock: ServiceClock) -> None:
-    """Warn of a service without a clock. `scanlake check` shows one that differs from this machine's."""
-    if clock.seconds_ahead is None:
-        log.warning("clock.missing", settle_seconds=SETTLE_WITHOUT_DATE_SECONDS, hint="The service sends no Date.")
-
-
 def target_by_clock(clock: ServiceClock, settings: Settings, *, at: float) -> int:
     """Return the target watermark of a run that was fixed at a monotonic time, by all answers so far; in seconds."""
     now, lookback = clock.at(at), int(settings.lookback_seconds)
