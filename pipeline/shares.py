@@ -84,11 +84,6 @@ def _parse_expiry(text: str, now: int) -> Any:
     return text if len(text) == _DATE_LENGTH else to_datetime(instant)
 
 
-def request_hash(request: ShareRequest) -> str:
-    """Return the hash of all parameters of a request: identical requests have the same hash."""
-    return hashlib.sha256(json.dumps(sorted(request.parameters())).encode()).hexdigest()
-
-
 def lock_shares(layout: LakeLayout) -> AbstractContextManager[int]:
     """Hold the lock of shares: two concurrent runs would create the same link twice. Raises `LakeLockedError`."""
     return hold_lock(layout.root / _LOCK_NAME, "Another run creates shares.")
@@ -168,7 +163,8 @@ class ShareRun:
 def _to_record(request: ShareRequest, now: int) -> ShareRecord:
     sent = dict(request.parameters())
     return ShareRecord(
-        request=request_hash(request),
+        # The hash of all parameters: identical requests have the same.
+        request=hashlib.sha256(json.dumps(sorted(request.parameters())).encode()).hexdigest(),
         reference=request.reference,
         customer_reference=request.customer_reference,
         state=ShareState.PENDING,

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from pipeline.errors import LakeCorruptedError
-from pipeline.lake.duckdb import create_table, fill_table, write_comments
+from pipeline.lake.duckdb import create_table, write_comments
 from pipeline.lake.image_store import iter_images
 from pipeline.lake.ledger_queries import KEPT_PROPERTIES, LakeProperties, Part, SnapshotRecord
 from pipeline.lake.parts import RAW_TABLE, part_schema
@@ -340,18 +340,13 @@ def select_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table, *, sinc
     source = _read_parts_sql(layout, table.name, spec.parts_of(table.name, since_seq))
     if since_seq:
         source = f"(SELECT * FROM {source} WHERE {COMMIT_SEQ_COLUMN} > {since_seq})"
-    if table.is_per_file:
-        source = f"({_filter_superseded_sql(source)})"
+    if table.is_per_file:  # only rows that no later version supersedes
+        source = (
+            f"(SELECT part.* FROM {source} AS part"
+            f" ANTI JOIN {SUPERSEDED_VERSIONS} AS superseded ON part.file_id = superseded.file_id"
+            f" AND part.{COMMIT_SEQ_COLUMN} = superseded.{COMMIT_SEQ_COLUMN})"
+        )
     return f"SELECT {', '.join(map(_select_column, table.columns))} FROM {source}"
-
-
-def _filter_superseded_sql(source: str) -> str:
-    """Return the query for the rows of `source` that no later version supersedes."""
-    return (
-        f"SELECT part.* FROM {source} AS part"
-        f" ANTI JOIN {SUPERSEDED_VERSIONS} AS superseded ON part.file_id = superseded.file_id"
-        f" AND part.{COMMIT_SEQ_COLUMN} = superseded.{COMMIT_SEQ_COLUMN}"
-    )
 
 
 def select_changed_files_sql(layout: LakeLayout, spec: CatalogSpec, *, since_seq: int) -> str:
@@ -473,7 +468,13 @@ def write_meta(db: duckdb.DuckDBPyConnection, ledger: Ledger, spec: CatalogSpec)
 def _write_table(
     db: duckdb.DuckDBPyConnection, name: str, columns: Sequence[MetaColumn], values: Iterable[Sequence[Any]]
 ) -> None:
-    fill_table(db, name, _build_table(columns, values))
+    """Write all rows of a table, instead of those that it has; `values` has one sequence per column."""
+    rows = _build_table(columns, values)
+    db.execute(f"DELETE FROM {name}")
+    if rows.num_rows:
+        db.register("incoming", rows)
+        db.execute(f"INSERT INTO {name} FROM incoming")
+        db.unregister("incoming")
 
 
 def _build_table(columns: Sequence[MetaColumn], values: Iterable[Sequence[Any]]) -> pa.Table:

@@ -25,8 +25,6 @@ from pipeline.lake.sql import sql_comment, sql_identifier, sql_literal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    import pyarrow as pa
-
     from schemas.tables import Table
 
 _MAGIC_OFFSET: Final = 8  # after the checksum of the first header
@@ -334,15 +332,6 @@ def create_table(
     definitions = ", ".join(f"{sql_identifier(column)} {sql_type}" for column, sql_type, _ in columns)
     db.execute(f"CREATE TABLE {name} ({definitions})")
     write_comments(db, "TABLE", name, comment, [(column, text) for column, _, text in columns])
-
-
-def fill_table(db: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
-    """Write all rows of a table, instead of those that it has."""
-    db.execute(f"DELETE FROM {name}")
-    if rows.num_rows:
-        db.register("incoming", rows)
-        db.execute(f"INSERT INTO {name} FROM incoming")
-        db.unregister("incoming")
 
 
 def write_comments(

@@ -289,19 +289,18 @@ def open_all_catalogs(lakes: Mapping[str, Path], *, memory: int) -> Iterator[duc
         refuse_other_formats(LakeLayout(lake).ledger)
     with duckdb.connect(":memory:") as connection, tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
         for name, lake in lakes.items():
-            _attach(connection, name, (lake / CATALOG).absolute())
+            path = (lake / CATALOG).absolute()
+            try:
+                refuse_other_kinds(path)
+                connection.execute(
+                    f"ATTACH {sql_literal(str(path))} AS {sql_identifier(name)} (TYPE duckdb, READ_ONLY)"
+                )
+            except duckdb.Error as error:
+                raise LakeCorruptedError(f"{name}: the catalog cannot be opened: {describe_damage(error)}.") from error
         _create_views(connection, list(lakes))
         restrict_access(connection, spill, memory)
         with translate_reader_errors():
             yield connection
-
-
-def _attach(connection: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
-    try:
-        refuse_other_kinds(path)
-        connection.execute(f"ATTACH {sql_literal(str(path))} AS {sql_identifier(name)} (TYPE duckdb, READ_ONLY)")
-    except duckdb.Error as error:
-        raise LakeCorruptedError(f"{name}: the catalog cannot be opened: {describe_damage(error)}.") from error
 
 
 def _create_views(connection: duckdb.DuckDBPyConnection, sources: Iterable[str]) -> None:
@@ -379,7 +378,14 @@ def check_query(lake: duckdb.DuckDBPyConnection, query: str) -> None:
     if kind != duckdb.StatementType.SELECT:
         raise _ForbiddenError(kind.name)
     ((tree,),) = lake.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
-    _check_tree(json.loads(tree))
+    pending = [json.loads(tree)]
+    while pending:  # DuckDB writes each node of the syntax tree as an object with a type
+        node = pending.pop()
+        if isinstance(node, list):
+            pending += node
+        elif isinstance(node, dict):
+            _check_node(node)
+            pending += node.values()
 
 
 def strip_trailing_semicolon(query: str) -> str:
@@ -401,18 +407,6 @@ def cast_to_text(result: duckdb.DuckDBPyRelation, unchanged_types: frozenset[str
     )
     names = map(sql_identifier, result.columns)
     return result.project(", ".join(f"{column} AS {name}" for column, name in zip(columns, names, strict=True)))
-
-
-def _check_tree(tree: Any) -> None:
-    """Check a parsed query: DuckDB writes each node of its syntax tree as an object with a type."""
-    pending = [tree]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, list):
-            pending += node
-        elif isinstance(node, dict):
-            _check_node(node)
-            pending += node.values()
 
 
 def _check_node(node: dict[str, Any]) -> None:

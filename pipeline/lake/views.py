@@ -244,20 +244,15 @@ def wide_columns(names: Iterable[str], taken: Sequence[str]) -> list[tuple[str, 
 
 
 def _unused_label(name: str, used: set[str]) -> str:
-    """Return a name as a column label that is not in `used`, and add it there."""
-    label, number = _column_label(name)[:_MAX_COLUMN_NAME_LENGTH], 1
-    column = label
+    """Return a name as a column label that is not in `used`, and add it there: one line, composed, never empty."""
+    visible = "".join(" " if unicodedata.category(character) == "Cc" else character for character in name)
+    label = (unicodedata.normalize("NFC", visible.strip()) or "(empty)")[:_MAX_COLUMN_NAME_LENGTH]
+    column, number = label, 1
     while column.casefold() in used:
         number += 1
         column = f"{label} ({number})"
     used.add(column.casefold())
     return column
-
-
-def _column_label(name: str) -> str:
-    """Return a name as a column label: one line, composed, never empty."""
-    visible = "".join(" " if unicodedata.category(character) == "Cc" else character for character in name)
-    return unicodedata.normalize("NFC", visible.strip()) or "(empty)"
 
 
 def _fields_wide(names: Sequence[str]) -> View:

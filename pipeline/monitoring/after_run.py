@@ -20,7 +20,7 @@ from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
 from pipeline.lake.reader import read_live_state
 from pipeline.logs import log, to_one_line
-from pipeline.monitoring.metrics import lake_labels, write_metrics
+from pipeline.monitoring.metrics import write_metrics
 from pipeline.monitoring.run_history import RunResult, read_run_stats, update_run_stats
 from pipeline.process import run_async
 from pipeline.progress import CrawlProgress
@@ -88,7 +88,8 @@ async def record_run(settings: Settings, result: RunResult) -> None:
         stats.add_run(result)
         alert = _choose_alert(result, stats)
     if settings.metrics_file is not None:
-        write_metrics(settings.metrics_file, stats, lake_labels(result.lake, result.source))
+        labels = {"source": result.source} if result.source else {"lake": str(result.lake.absolute())}
+        write_metrics(settings.metrics_file, stats, labels)
     if alert is not None and await send_alert(settings, alert, result) and alert.event != "succeeded":
         with update_run_stats(settings.lake) as stats:
             stats.alerted_exit_codes = [*stats.alerted_exit_codes, alert.exit_code] if alert.event == "failed" else []

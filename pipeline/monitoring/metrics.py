@@ -112,11 +112,6 @@ def render_prometheus(stats: RunStats, labels: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def lake_labels(lake: Path, source: str) -> dict[str, str]:
-    """Return the labels of a lake's metrics: the source, or the folder of a lake without one."""
-    return {"source": source} if source else {"lake": str(lake.absolute())}
-
-
 def write_metrics(path: Path, stats: RunStats, labels: Mapping[str, str]) -> None:
     """Write the metrics to the file atomically; a failure is logged."""
     try:
