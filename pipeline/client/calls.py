@@ -13,7 +13,6 @@ import math
 import random
 import time
 from collections import Counter
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar
 
 import tenacity
@@ -140,7 +139,6 @@ class RetryPolicy:
         *,
         label: str,
         started: float,
-        on_retry: Callable[[], None] = lambda: None,
         is_retryable: Callable[[AttemptError], bool] = lambda error: error.retryable,
     ) -> Value:
         """Repeat a call whose first attempt began at `started` and ended in `first_error`.
@@ -162,7 +160,6 @@ class RetryPolicy:
             try:
                 if number == 1:
                     raise first_error
-                on_retry()
                 return await attempt()
             except AttemptError as error:
                 error.attempts = number
@@ -293,16 +290,20 @@ class CallRunner(Struct, frozen=True):
             return await self._attempt(call)
         except AttemptError as error:
             first_error = error
+
+        async def repeat() -> Value:
+            self.stats.retries += 1
+            return await self._attempt(call)
+
         try:
             return await self.retry_policy.retry(
                 first_error,
-                partial(self._attempt, call),
+                repeat,
                 label=call.label,
                 started=call.started or 0.0,
                 is_retryable=lambda error: (
                     error.retryable and not call.may_have_taken_effect(error) and not self._is_postponed(call, error)
                 ),
-                on_retry=self._count_retry,
             )
         except AttemptError as error:
             raise self._final_error(call, error) from None
@@ -311,9 +312,6 @@ class CallRunner(Struct, frozen=True):
         """Return whether a share or an order must wait longer than any call may: a later run repeats it."""
         seconds = error.retry_after if isinstance(error, ThrottledError) and not call.is_idempotent else None
         return seconds is not None and seconds > self.retry_policy.options.max_retry_after_seconds
-
-    def _count_retry(self) -> None:
-        self.stats.retries += 1
 
     async def _attempt(self, call: ApiCall[Value]) -> Value:
         """Wait for the rate limiter, send, parse, and report the outcome to the rate limiter."""
