@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail, NotFound
-from pipeline.crawl.models import parse_reference
+from pipeline.crawl.models import SETTLE_SECONDS, parse_reference
 from pipeline.errors import ProtocolError
 from schemas.file_query import FileQuery
 from schemas.file_versions import FileVersion, Reject, Tombstone
@@ -169,7 +169,7 @@ class DetailFetcher:
             return False
         # A list with few includes does not show a second change within the second of the timestamp. One with all shows
         # it, unless a third takes it back: the detail of the second would stay with a list item that is as before.
-        quiet_seconds = _STAMP_SECONDS if self._list_shows_every_change else self._options.settle_seconds
+        quiet_seconds = _STAMP_SECONDS if self._list_shows_every_change else SETTLE_SECONDS
         known_for = 0 if seen_at is None else (self._clock.now_or_local() - seen_at) / SECOND
         return max(self._clock.seconds_since(item.updated_at), known_for) > quiet_seconds
 

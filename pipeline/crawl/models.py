@@ -34,7 +34,6 @@ class CrawlOptions(Struct, frozen=True):
     includes: tuple[Include, ...] = ()
     lang: str | None = None
     identity: Identity = "id"
-    settle_seconds: int = SETTLE_SECONDS
     commit_every_files: int = 1_000
     commit_every_seconds: float = 3.0
     workers: int = 64

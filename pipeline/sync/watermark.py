@@ -66,16 +66,14 @@ def _move_back(ledger: Ledger, watermark: int, repaired: int) -> None:
     ledger.store_coverage(coverage, watermark=repaired, lookback_due=True)
 
 
-def fix_target(
-    service_now: int | None, local_now: int, *, lookback_seconds: int, settle_seconds: int = SETTLE_SECONDS
-) -> int:
-    """Return the target watermark of a run. Commits arrive up to `settle_seconds` late in the service.
+def fix_target(service_now: int | None, local_now: int, *, lookback_seconds: int) -> int:
+    """Return the target watermark of a run. Commits arrive up to `SETTLE_SECONDS` late in the service.
 
     A service that is ahead of this machine counts as far ahead as half the lookback: the next run reads that again.
     """
     if service_now is None:
-        return local_now - max(settle_seconds, SETTLE_WITHOUT_DATE_SECONDS)
-    return min(service_now, local_now + min(MAX_AHEAD_SECONDS, lookback_seconds // 2)) - settle_seconds
+        return local_now - SETTLE_WITHOUT_DATE_SECONDS
+    return min(service_now, local_now + min(MAX_AHEAD_SECONDS, lookback_seconds // 2)) - SETTLE_SECONDS
 
 
 def repair_target(watermark: int, run_started_at: int) -> int | None:

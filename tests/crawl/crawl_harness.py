@@ -40,11 +40,8 @@ if TYPE_CHECKING:
     from pipeline.emulator.http import Response
     from schemas.file_versions import FileVersion, Reject
 
-SETTLE: Final = 30
 LOOKBACK: Final = 600
-WITH_DETAILS: Final = CrawlOptions(
-    includes=INCLUDES, workers=16, commit_every_files=100, commit_every_seconds=0.2, settle_seconds=SETTLE
-)
+WITH_DETAILS: Final = CrawlOptions(includes=INCLUDES, workers=16, commit_every_files=100, commit_every_seconds=0.2)
 LIST_ONLY: Final = replace(WITH_DETAILS, fetch_details="never")
 
 
@@ -195,7 +192,6 @@ async def run_crawl(
     target = fix_target(
         None if service_now is None else service_now // SECOND,
         int(time.time()),
-        settle_seconds=SETTLE,
         lookback_seconds=LOOKBACK,
     )
     if lake.watermark is not None:

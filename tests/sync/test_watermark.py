@@ -24,21 +24,20 @@ if TYPE_CHECKING:
 
 
 @every(
-    ("service", "local", "settle", "lookback", "target"),
+    ("service", "local", "lookback", "target"),
     [
-        (1_000, 9_999, 30, 600, 970),
-        (None, 9_999, 30, 600, 9_399),
-        (None, 9_999, 700, 600, 9_299),
-        (9_000, 1_000, 30, 600, 1_270),
-        (9_000, 1_000, 30, 100, 1_020),
-        (9_000, 1_000, 30, 0, 970),
+        (1_000, 9_999, 600, 970),
+        (None, 9_999, 600, 9_399),
+        (9_000, 1_000, 600, 1_270),
+        (9_000, 1_000, 100, 1_020),
+        (9_000, 1_000, 0, 970),
     ],
 )
 def test_the_target_is_the_services_clock_less_the_settle_time(
-    service: int | None, local: int, settle: int, lookback: int, target: int
+    service: int | None, local: int, lookback: int, target: int
 ) -> None:
     """The service's clock counts, without one the local less ten minutes; ahead it counts half the lookback at most."""
-    assert fix_target(service, local, settle_seconds=settle, lookback_seconds=lookback) == target
+    assert fix_target(service, local, lookback_seconds=lookback) == target
 
 
 def test_watermarks_are_repaired() -> None:
