@@ -247,7 +247,8 @@ def _create_empty(path: Path, layout: LakeLayout) -> DeltaBase:
 def _insert_sorted(db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec: CatalogSpec, table: Table) -> int:
     size = sum(estimate_memory(layout.part_path(part.name)) for part in spec.parts_of(table.name))
     source = select_rows_sql(layout, spec, table)
-    return sum(_insert(db, table, query) for query in split_sorted_query(db, source, table, size=size))
+    queries = split_sorted_query(db, source, table, size=size)
+    return sum(_change_rows(db, f"INSERT INTO {table.qualified_name} {query}") for query in queries)
 
 
 def _replace_rows(
@@ -261,25 +262,22 @@ def _replace_rows(
 ) -> int:
     """Replace the rows of the changed files. Return how many rows were deleted or inserted."""
     new_rows = select_rows_sql(layout, spec, table, since_seq=since_seq)
+    insert = f"INSERT INTO {table.qualified_name} {new_rows}"
     if not table.is_per_file:  # definitions, which no later commit changes
-        return _insert(db, table, new_rows)
-    condition = f"WHERE file_id IN (SELECT file_id FROM {CHANGED_FILES})"
+        return _change_rows(db, insert)
+    delete = f"DELETE FROM {table.qualified_name} WHERE file_id IN (SELECT file_id FROM {CHANGED_FILES})"
     rows = sum(part.row_count for part in spec.parts_of(table.name, since_seq))
     if not rows:
-        return _delete(db, table, condition)
+        return _change_rows(db, delete)
     if in_place and rows <= _MAX_ROWS_IN_PLACE:
         return update_rows(db, table, table.columns, new_rows)
-    return _delete(db, table, condition) + _insert(db, table, new_rows)
+    return _change_rows(db, delete) + _change_rows(db, insert)
 
 
-def _delete(db: duckdb.DuckDBPyConnection, table: Table, condition: str) -> int:
-    deleted: int = db.execute(f"DELETE FROM {table.qualified_name} {condition}").fetchall()[0][0]
-    return deleted
-
-
-def _insert(db: duckdb.DuckDBPyConnection, table: Table, query: str) -> int:
-    inserted: int = db.execute(f"INSERT INTO {table.qualified_name} {query}").fetchall()[0][0]
-    return inserted
+def _change_rows(db: duckdb.DuckDBPyConnection, statement: str) -> int:
+    """Return how many rows a statement has deleted or inserted."""
+    rows: int = db.execute(statement).fetchall()[0][0]
+    return rows
 
 
 def _write_records(

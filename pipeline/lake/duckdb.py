@@ -275,12 +275,19 @@ def write_database(
     path: Path, *, spill: Path, memory_limit: str = MEMORY_LIMIT, settings: Sequence[str] = ()
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield a connection to the database at `path`, new or not, in a transaction. Sorts may spill below `spill`."""
-    with _attach_for_writing(path, spill, memory_limit) as db:
-        for setting in settings:
-            db.execute(f"SET {setting}")
-        db.execute("BEGIN")
-        yield db
-        db.execute("COMMIT")
+    options = (
+        f"STORAGE_VERSION '{STORAGE_VERSION}'",
+        f"ROW_GROUP_SIZE {_ROW_GROUP_ROWS}",
+        f"BLOCK_SIZE {_BLOCK_BYTES}",
+    )
+    with open_instance() as db:
+        _limit_resources(db, spill, memory_limit)
+        with _attach(db, path, *options):
+            for setting in settings:
+                db.execute(f"SET {setting}")
+            db.execute("BEGIN")
+            yield db
+            db.execute("COMMIT")
 
 
 @contextmanager
@@ -303,19 +310,6 @@ def count_used_bytes(path: Path) -> int:
         sql = "SELECT block_size * used_blocks FROM pragma_database_size() WHERE database_name = current_database()"
         used: int = db.execute(sql).fetchall()[0][0]
         return used
-
-
-@contextmanager
-def _attach_for_writing(path: Path, spill: Path, memory_limit: str) -> Iterator[duckdb.DuckDBPyConnection]:
-    options = (
-        f"STORAGE_VERSION '{STORAGE_VERSION}'",
-        f"ROW_GROUP_SIZE {_ROW_GROUP_ROWS}",
-        f"BLOCK_SIZE {_BLOCK_BYTES}",
-    )
-    with open_instance() as db:
-        _limit_resources(db, spill, memory_limit)
-        with _attach(db, path, *options):
-            yield db
 
 
 def _limit_resources(db: duckdb.DuckDBPyConnection, spill: Path, memory_limit: str = MEMORY_LIMIT) -> None:
