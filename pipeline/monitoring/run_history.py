@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from pipeline.lake.reader import LiveState
 
-FILE_NAME: Final = RUN_STATS
 _WRITABLE_KINDS: Final = {FolderKind.EMPTY, FolderKind.LAKE}
 _DONE: Final = frozenset({ExitCode.OK, ExitCode.REJECTS})
 _NOT_RUN: Final = frozenset({ExitCode.LOCKED, ExitCode.INTERRUPTED})  # another run holds the lake, or it was stopped
@@ -118,7 +117,7 @@ class RunStats(Struct):
 
 def read_run_stats(lake: Path) -> RunStats:
     """Return the statistics of a lake, empty ones if there is no file or it cannot be read."""
-    path = lake / FILE_NAME
+    path = lake / RUN_STATS
     with suppress(OSError):
         if is_run_stats(path):
             with path.open("rb") as file:
@@ -129,7 +128,7 @@ def read_run_stats(lake: Path) -> RunStats:
 @contextmanager
 def update_run_stats(lake: Path) -> Iterator[RunStats]:
     """Yield the statistics of a lake to change, under a lock, and write them if there can be a file."""
-    path = lake / FILE_NAME
+    path = lake / RUN_STATS
     with ExitStack() as stack:
         handle = _lock(path, stack)
         stats = read_run_stats(lake)

@@ -11,9 +11,10 @@ import pytest
 
 from pipeline.flatten.flatten import flatten
 from pipeline.lake.lake import Lake
+from pipeline.lake.lake_folder import RUN_STATS
 from pipeline.lake.ledger import record_drift
 from pipeline.lake.ledger_queries import Commit
-from pipeline.monitoring.run_history import FILE_NAME, read_run_stats, update_run_stats
+from pipeline.monitoring.run_history import read_run_stats, update_run_stats
 from schemas.file_versions import FileVersion
 from tests.lake import lake_builder
 from tests.lake.lake_builder import AT, commit, insert_reject
@@ -102,15 +103,15 @@ def test_errors_that_quote_it_go(lake: Path) -> None:
     assert (stats.reason, stats.failures, stats.last_ended) == ("(purged)", 3, datetime(2011, 11, 11, tzinfo=UTC))
     assert stats.lake == {"files": 11, "rejects_by_reason": {"ref 12": 1}}
     assert re.findall(r"ref(?: |%20)11\b", everything(lake)) == []
-    before = (lake / FILE_NAME).stat().st_ino
+    before = (lake / RUN_STATS).stat().st_ino
     purged(lake, 12)
-    assert (lake / FILE_NAME).stat().st_ino != before
+    assert (lake / RUN_STATS).stat().st_ino != before
     assert read_run_stats(lake).lake == {"files": 11, "rejects_by_reason": {}}
-    (lake / FILE_NAME).write_bytes(b'{"runs":')
+    (lake / RUN_STATS).write_bytes(b'{"runs":')
     with Lake(lake, doing="test") as held:
         commit(held, {13: 0})
     purged(lake, 13)
-    assert (lake / FILE_NAME).read_bytes() == b'{"runs":'
+    assert (lake / RUN_STATS).read_bytes() == b'{"runs":'
 
 
 def test_unknown_keys_that_it_has_are_forgotten(lake: Path) -> None:

@@ -8,8 +8,9 @@ import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from pipeline.lake.lake_folder import RUN_STATS
 from pipeline.lake.ledger import Ledger
-from pipeline.monitoring.run_history import FILE_NAME, RunResult, read_run_stats, update_run_stats
+from pipeline.monitoring.run_history import RunResult, read_run_stats, update_run_stats
 from tests.lake.corruption import exhausted_descriptors
 
 STARTED_AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -55,7 +56,7 @@ def test_processes_side_by_side_lose_no_count(tmp_path: Path) -> None:
 def test_a_torn_file_costs_the_counts_alone(tmp_path: Path) -> None:
     """Whatever a run that was killed left in the file, the next one counts from where it can."""
     for torn in (b"", b'{"runs":{"0"', b"\0" * 9000, b'{"runs":7}'):
-        (tmp_path / FILE_NAME).write_bytes(torn)
+        (tmp_path / RUN_STATS).write_bytes(torn)
         count(tmp_path, 0)
         assert read_run_stats(tmp_path).runs == {"0": 1}, torn
 
@@ -63,7 +64,7 @@ def test_a_torn_file_costs_the_counts_alone(tmp_path: Path) -> None:
 def test_a_full_disk_can_be_remembered(tmp_path: Path) -> None:
     """Where no file may grow, what is there is written over: else each run would tell of the full disk anew."""
     count(tmp_path, 0)
-    size = (tmp_path / FILE_NAME).stat().st_size
+    size = (tmp_path / RUN_STATS).stat().st_size
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -74,7 +75,7 @@ def test_a_full_disk_can_be_remembered(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, handler)
     record = read_run_stats(tmp_path)
     assert (record.runs, record.failures) == ({"0": 1, "7": 2}, 2)
-    assert (tmp_path / FILE_NAME).stat().st_size == size
+    assert (tmp_path / RUN_STATS).stat().st_size == size
 
 
 def test_where_no_file_can_be_nothing_is_left(tmp_path: Path) -> None:
@@ -90,8 +91,8 @@ def test_where_no_file_can_be_nothing_is_left(tmp_path: Path) -> None:
     with exhausted_descriptors(), update_run_stats(tmp_path) as record:
         record.add_run(FAILED)
     assert record.failures == 1
-    assert not (tmp_path / FILE_NAME).exists()
-    (tmp_path / FILE_NAME).write_text("mine")
+    assert not (tmp_path / RUN_STATS).exists()
+    (tmp_path / RUN_STATS).write_text("mine")
     with update_run_stats(tmp_path) as record:
         record.add_run(FAILED)
-    assert (record.failures, (tmp_path / FILE_NAME).read_text()) == (1, "mine")
+    assert (record.failures, (tmp_path / RUN_STATS).read_text()) == (1, "mine")
