@@ -30,6 +30,7 @@ from pipeline.errors import SettingsError
 from pipeline.lake.duckdb import open_instance, translate_duckdb_errors
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.layout import list_snapshots
+from pipeline.lake.reader import open_ledger_readonly
 from pipeline.lake.snapshots import read_snapshot, require_snapshot
 from pipeline.lake.sql import sql_literal
 from pipeline.publish.iceberg import IcebergResult
@@ -49,8 +50,8 @@ from pipeline.publish.iceberg_format import (
     write_snapshot,
 )
 from pipeline.publish.object_store import PendingUpload, run_side_by_side, upload_all
-from pipeline.publish.target import TABLES_PREFIX, data_prefix, is_table_file, to_target_path
-from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, TABLES
+from pipeline.publish.target import TABLES_PREFIX, data_prefix, is_table_file, require_own_snapshot, to_target_path
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FILES, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -73,6 +74,8 @@ if TYPE_CHECKING:
 _TABLES_SIDE_BY_SIDE: Final = 8
 _SWEEP_INTERVAL: Final = 8
 _TAG: Final = "sync-"
+_SNAPSHOT: Final = "scanlake.snapshot"
+_RUN: Final = "scanlake.run"
 _MAX_DELETE_FILES: Final = 8
 """Files of position deletes of one data file, from which on the next publish writes one instead."""
 _MEMORY_LIMIT: Final = "250MB"
@@ -96,7 +99,7 @@ def publish_iceberg(
     """
     started = time.monotonic()
     sync = _read_sync(layout, number, lake_id)
-    states = _load_tables(catalog, lake_id)
+    states = _load_tables(catalog, layout, lake_id)
     stage = partial(stage_table, catalog, layout, sync)
     staged = run_side_by_side(lambda table: stage(table, states[table.name]), TABLES, threads=_TABLES_SIDE_BY_SIDE)
     if commits := [table.commit for table in staged if table.commit is not None]:
@@ -119,11 +122,22 @@ def publish_iceberg(
     )
 
 
-def _load_tables(catalog: IcebergCatalog, lake_id: str) -> dict[str, TableState]:
-    """Return all tables, and create the missing ones. Raises `SettingsError` if they belong to another lake."""
+def _load_tables(catalog: IcebergCatalog, layout: LakeLayout, lake_id: str) -> dict[str, TableState]:
+    """Return all tables, and create the missing ones.
+
+    Raises `SettingsError` if they belong to another lake, and `ForeignObjectError` if they show a sync that this lake
+    has never had.
+    """
     states = catalog.load(BY_NAME)
     for state in states.values():
         _check_owner(state, lake_id)
+    # `files` is committed last: with its sync the others have come, too.
+    current = states[FILES.name].metadata.current_snapshot() if FILES.name in states else None
+    if current is not None and current.summary and (run_id := current.summary[_RUN]):
+        with open_ledger_readonly(layout) as ledger:
+            require_own_snapshot(
+                ledger, (int(current.summary[_SNAPSHOT] or 0), run_id), f"The Iceberg table {FILES.name}"
+            )
     roots = _list_roots(catalog, states)
     claim_locations(catalog.io, roots, LocationOwner(lake_id, catalog.id))
     for name, table in BY_NAME.items():
@@ -166,9 +180,9 @@ class Sync(Struct, frozen=True):
         """Properties of the sync's Iceberg snapshots."""
         record = self.contents.snapshot
         return {
-            "scanlake.snapshot": str(record.snapshot),
+            _SNAPSHOT: str(record.snapshot),
             "scanlake.watermark": "" if record.watermark is None else str(record.watermark),
-            "scanlake.run": record.run_id,
+            _RUN: record.run_id,
         }
 
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pipeline.atomic_files import sha256_file, temp_name
-from pipeline.errors import ForeignObjectError, LakeCorruptedError, ScanlakeError, SettingsError
+from pipeline.errors import LakeCorruptedError, ScanlakeError, SettingsError
 from pipeline.lake.catalog import is_as_published
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.lake_folder import require_outside_lakes
@@ -45,6 +45,7 @@ from pipeline.publish.target import (
     refuse_lost_target,
     require_lake,
     require_own_objects,
+    require_own_snapshot,
     to_ledger_path,
     to_target_path,
 )
@@ -173,7 +174,8 @@ class _Mirror:
                 refuse_lost_target(self._lake.ledger, self._store.url(LATEST))
             listed, has_images = self._list_own_place()
         else:
-            self._require_own_run(former)
+            state = (former.catalog.snapshot, former.catalog.run_id)
+            require_own_snapshot(self._lake.ledger, state, self._store.url(LATEST))
             listed = list_target(self._store)
             has_images = former.images is not None or has_images_on(self._store, upload=self._options.images)
             self._store.remove_temp_files(_TEMP_FOLDERS)
@@ -223,14 +225,6 @@ class _Mirror:
         require_own_objects(self._store, self._lake.ledger, listed, self._lake_id)
         self._store.probe()
         return listed, has_images
-
-    def _require_own_run(self, former: LatestRecord) -> None:
-        """Raise `ForeignObjectError` if the target shows a snapshot that this lake has never had."""
-        if former.catalog.run_id not in {record.run_id for record in self._lake.ledger.snapshots()}:
-            raise ForeignObjectError(
-                f"{self._store.url(LATEST)} names a snapshot of another run.",
-                hint="Use another target: the lake was restored from an older backup, or a copy of it publishes there.",
-            )
 
     def _to_result(self, record: LatestRecord, *, changed: bool) -> MirrorResult:
         images = record.images.pictures if record.images is not None else None

@@ -17,7 +17,7 @@ import duckdb
 import msgspec
 from msgspec import Struct, field
 
-from pipeline.errors import LakeCorruptedError, PublishError, SettingsError
+from pipeline.errors import ForeignObjectError, LakeCorruptedError, PublishError, SettingsError
 from pipeline.lake.catalog_tables import read_spec
 from pipeline.lake.duckdb import read_database
 from pipeline.lake.layout import IMAGES
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger import Ledger
+    from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.publish.object_store import ObjectStore, StoredObject
 
 LATEST: Final = "latest.json"
@@ -162,6 +163,15 @@ def refuse_other_lake(store: ObjectStore, owner_id: str, lake_id: str, content: 
         raise SettingsError(
             f"{store.base_url} has {content} of another lake ({owner_id[:8]}, not {lake_id[:8]}).",
             hint="Use another target; each lake needs its own.",
+        )
+
+
+def require_own_snapshot(ledger: LedgerQueries, state: tuple[int, str], copy: str) -> None:
+    """Raise `ForeignObjectError` if a copy shows a snapshot, by number and run, that this lake has never had."""
+    if state not in {(record.snapshot, record.run_id) for record in ledger.snapshots()}:  # a purge has the former's run
+        raise ForeignObjectError(
+            f"{copy} names a snapshot of another run.",
+            hint="Use another target: the lake was restored from an older backup, or a copy of it publishes there.",
         )
 
 

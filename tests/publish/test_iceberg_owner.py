@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.errors import LakeCorruptedError, SettingsError
+from pipeline.errors import ExitCode, LakeCorruptedError, SettingsError
+from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.publish.iceberg_catalogs import connect_catalog, identify_catalog
 from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.target import OWNER, SweepRule
-from tests.lake.operations import told
+from tests.lake.operations import called, told
+from tests.publish.erasure import find_words, purged
 from tests.publish.iceberg_reading import connect_sql, reader
 from tests.publish.lake_history import LAKE_ID, History, list_differences
 from tests.publish.stopping_store import URL, StoppingStore
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from tests.publish.lake_history import Changes
 
 _OTHER_ID = "f" * 32
+_FILES = "The Iceberg table files"
 
 
 def publish(lake: Path, catalog: IcebergCatalog, number: int, lake_id: str = LAKE_ID, *, sweep: bool = False) -> int:
@@ -129,3 +133,36 @@ def test_a_relative_address_is_the_catalog_in_this_folder(tmp_path: Path, monkey
         others.append([identify_catalog("sql", "n", uri) for uri in uris])
     assert ids[0] != ids[1]
     assert others[0] == others[1]
+
+
+def test_a_lake_of_an_older_backup_replaces_no_newer_copy(history: History, tmp_path: Path) -> None:
+    """Neither a mirror nor tables are replaced by a lake that was restored from an older backup: a purge holds.
+
+    The lake itself is refused when the restored one has published a later state there.
+    """
+    lake, restored = history.root, tmp_path / "restored"
+    target, tables = (tmp_path / name for name in ("target", "tables"))
+    settings = {"SCANLAKE_PUBLISH_TO": target.as_uri(), "SCANLAKE_ICEBERG_LOCATION": tables.as_uri()}
+    told(lake, "publish", code=0, **settings)
+    told(lake, "backup", str(tmp_path / "backup"))
+    told(lake, "restore", str(tmp_path / "backup"), str(restored))
+    told(restored, "publish", code=0, **settings)
+    assert purged(lake, 777_123, **settings).code == ExitCode.OK
+
+    def refused(by: Path) -> None:
+        copies = {"SCANLAKE_PUBLISH_TO": f"{target.as_uri()}/latest.json", "SCANLAKE_ICEBERG_LOCATION": _FILES}
+        for name, copy in copies.items():
+            answer = called(by, "publish", **{name: settings[name]})
+            assert (answer.code, len(answer.lines)) == (ExitCode.PUBLISH, 1), answer
+            assert f"{copy} names a snapshot of another run. Use another target: the lake was rest" in answer.err
+
+    refused(restored)
+    assert [*find_words(target, {"ref 777123"}), *find_words(tables, {"ref 777123"})] == []
+    told(lake, "publish", code=0, **settings)
+    for path in (target, tables):
+        shutil.rmtree(path)
+    with Lake(restored, doing="test") as held:
+        held.ledger.set_properties(published_targets={})
+    History(restored, 100).sync({1: 3})
+    told(restored, "publish", code=0, **settings)
+    refused(lake)
