@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,16 +19,15 @@ from pipeline.errors import LakeCorruptedError, ScanlakeError, SettingsError
 from pipeline.lake.catalog import is_as_published
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.lake_folder import require_outside_lakes
-from pipeline.lake.layout import IMAGES, is_image_path, translate_os_errors
+from pipeline.lake.layout import is_image_path, translate_os_errors
 from pipeline.publish.image_objects import ImagesOnStore, compare_images, has_images_on, upload_images
 from pipeline.publish.object_store import PendingUpload, check_same_object, create_object, upload_all
 from pipeline.publish.stores import LocalStore
 from pipeline.publish.target import (
     CATALOG,
-    FOLDERS,
     LATEST,
     OWNER,
-    TABLES_PREFIX,
+    TEMP_FOLDERS,
     LatestRecord,
     PublishedCatalog,
     PublishedImages,
@@ -36,7 +35,7 @@ from pipeline.publish.target import (
     SweepRule,
     delete_own_objects,
     encode_record,
-    is_own_path,
+    list_own_paths,
     list_target,
     note_published,
     note_target,
@@ -57,8 +56,6 @@ if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger_queries import PublishRecord, SnapshotRecord
     from pipeline.publish.object_store import ObjectStore, StoredObject
-
-_TEMP_FOLDERS: Final = (*FOLDERS, IMAGES)
 
 
 class MirrorOptions(Struct, frozen=True):
@@ -178,7 +175,7 @@ class _Mirror:
             require_own_snapshot(self._lake.ledger, state, self._store.url(LATEST))
             listed = list_target(self._store)
             has_images = former.images is not None or has_images_on(self._store, upload=self._options.images)
-            self._store.remove_temp_files(_TEMP_FOLDERS)
+            self._store.remove_temp_files(TEMP_FOLDERS)
         if not self._options.backup:
             note_target(self._lake.ledger, self._store.url(LATEST))
         is_backup = self._options.backup or (former is not None and former.ledger is not None)
@@ -197,7 +194,7 @@ class _Mirror:
         pictures = PublishedImages(images.pictures) if images.pictures else None
         record = LatestRecord(self._lake_id, written, pictures, ledger, scanlake=__version__)
         self._store.swap(LATEST, encode_record(record), version)
-        self._store.remove_temp_files(_TEMP_FOLDERS)  # until the first record some can be of another lake's publish
+        self._store.remove_temp_files(TEMP_FOLDERS)  # until the first record some can be of another lake's publish
         result = replace(
             self._to_result(record, changed=True),
             uploaded=len(uploads) + (current is None),
@@ -254,9 +251,8 @@ class _Mirror:
     ) -> list[StoredObject]:
         """Return the objects of the mirror that nothing needs any more. Iceberg tables have a sweep of their own."""
         rule = SweepRule.from_lake(self._lake, at=self._at, grace_seconds=self._options.grace_seconds)
-        of_iceberg = {path for path in listed if OWNER in listed and path.startswith(f"{TABLES_PREFIX}/")}
         needed = set() if ledger is None else {to_ledger_path(ledger.sha256)}
-        old = set(filter(is_own_path, listed)) - of_iceberg - needed
+        old = list_own_paths(listed) - needed
         unneeded = [item for path, item in listed.items() if path in old] + images.unnamed
         return [item for item in unneeded if rule.permits(item, item.path)]
 

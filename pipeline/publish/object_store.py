@@ -85,11 +85,12 @@ class ObjectStore(ABC):
         """Delete objects. Those that do not exist are ignored."""
 
     @abstractmethod
-    def remove_temp_files(self, folders: Iterable[str]) -> None:
-        """Delete what killed writers left beside the objects of the root, and in and below folders.
+    def list_temp_files(self, folders: Iterable[str]) -> Iterator[str]:
+        """Yield the paths of what killed writers left beside the objects of the root, and in and below folders."""
 
-        No writer runs then: the place belongs to the lake, and the caller has the lake's lock.
-        """
+    def remove_temp_files(self, folders: Iterable[str]) -> None:
+        """Delete the temporary files. No writer runs then: the place is the lake's, and the caller has its lock."""
+        self.delete(list(self.list_temp_files(folders)))
 
     def url(self, path: str) -> str:
         """Return the URL of an object."""

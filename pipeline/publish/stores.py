@@ -202,12 +202,12 @@ class LocalStore(ObjectStore):
             with self._translate(path):
                 self._locate(path).unlink(missing_ok=True)
 
-    def remove_temp_files(self, folders: Iterable[str]) -> None:
+    def list_temp_files(self, folders: Iterable[str]) -> Iterator[str]:
         below = (path for folder in folders for path in self._locate(folder).rglob(_TEMP_FILES))
         with self._translate(""):
             for path in (*self.root.glob(_TEMP_FILES), *below):
                 if is_temp_file(path) and path.is_file() and not path.is_symlink():
-                    path.unlink(missing_ok=True)
+                    yield path.relative_to(self.root).as_posix()
 
     def _locate(self, path: str) -> Path:
         """Return the file of an object. Raises `PublishError` for a path that leads out, by its name or by a link."""
@@ -291,7 +291,8 @@ class CloudStore(ObjectStore):
                 result = obstore.get(self._backend, path)
                 return bytes(result.bytes()), _encode_version(result.meta)
             except FileNotFoundError as error:
-                self._refuse_missing_bucket(path, error)
+                if "bucket" in describe_error(error)[0]:
+                    raise
                 return None
 
     def download(self, path: str, target: Path, size: int | None = None) -> bool:
@@ -315,7 +316,8 @@ class CloudStore(ObjectStore):
             try:
                 result = obstore.get(self._backend, path, options={"head": True})
             except FileNotFoundError as error:
-                self._refuse_missing_bucket(path, error)
+                if "bucket" in describe_error(error)[0]:
+                    raise
                 return None
         return _describe(result.meta, str(result.attributes.get(_SHA256, "")))
 
@@ -335,8 +337,8 @@ class CloudStore(ObjectStore):
                 if not isinstance(error.__cause__, FileNotFoundError):
                     raise
 
-    def remove_temp_files(self, folders: Iterable[str]) -> None:
-        """Do nothing: one request writes an object, so a killed one leaves no part of it."""
+    def list_temp_files(self, folders: Iterable[str]) -> Iterator[str]:  # noqa: ARG002 - none
+        return iter(())  # one request writes an object, so a killed one leaves no part of it
 
     def _put(self, path: str, content: bytes | Path, *, mode: PutMode, sha256: str) -> Any:
         attributes = {_SHA256: sha256} if sha256 else None
@@ -353,18 +355,14 @@ class CloudStore(ObjectStore):
             return self._backend
         return self._connect(_TIMEOUT_SECONDS + size // _MIN_BYTES_PER_SECOND)
 
-    def _refuse_missing_bucket(self, path: str, error: FileNotFoundError) -> None:
-        problem, hint = describe_error(error)
-        if "bucket" in problem:
-            raise MissingBucketError(f"{self.url(path)}: {problem}.", hint=hint) from None
-
     @contextmanager
     def _translate(self, path: str) -> Iterator[None]:
         try:
             yield
         except (BaseError, FileNotFoundError, PermissionError, NotImplementedError, ValueError) as error:
             problem, hint = describe_error(error)
-            raise PublishError(f"{self.url(path)}: {problem}.", hint=hint) from error
+            kind = MissingBucketError if "bucket does not exist" in problem else PublishError
+            raise kind(f"{self.url(path)}: {problem}.", hint=hint) from error
 
 
 def _map_file(path: Path) -> bytes | mmap.mmap:

@@ -47,6 +47,7 @@ LEDGERS_PREFIX: Final = "ledgers"
 FOLDERS: Final = (TABLES_PREFIX, DOCUMENTS_PREFIX, LEDGERS_PREFIX, PROBE_PREFIX)
 """The folders of a target but for its images; the objects outside of folders are OBJECTS."""
 OBJECTS: Final = (CATALOG, OWNER, LATEST)
+TEMP_FOLDERS: Final = (*FOLDERS, IMAGES)
 
 NOTHING_PUBLISHED: Final = "No published lake is there. Is it mounted? If it was deleted, publish elsewhere."
 
@@ -233,6 +234,21 @@ def list_target(store: ObjectStore) -> dict[str, StoredObject]:
     heads = run_side_by_side(store.head, OBJECTS)
     folders = run_side_by_side(lambda folder: list(store.list(folder)), FOLDERS)
     return {item.path: item for item in chain((item for item in heads if item is not None), *folders)}
+
+
+def list_own_paths(listed: Mapping[str, StoredObject]) -> set[str]:
+    """Return the objects that have names of a mirror, or of a backup; those of Iceberg tables are not among them."""
+    return {
+        path for path in listed if is_own_path(path) and not (OWNER in listed and path.startswith(f"{TABLES_PREFIX}/"))
+    }
+
+
+def has_remains(store: ObjectStore) -> bool:
+    """Return whether a place without a record has something of a mirror: of a first publish that was killed."""
+    listed = list_target(store)
+    images = (item.path for item in store.list(IMAGES) if is_own_path(item.path))
+    remains = chain(list_own_paths(listed), images, store.list_temp_files(TEMP_FOLDERS))
+    return CATALOG in listed or next(remains, None) is not None
 
 
 # Targets that the ledger knows

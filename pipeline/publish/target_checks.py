@@ -28,6 +28,7 @@ from pipeline.publish.target import (
     CATALOG,
     LATEST,
     NOTHING_PUBLISHED,
+    has_remains,
     list_target,
     read_latest,
     read_owner,
@@ -127,8 +128,7 @@ def _find_problem(root: str, record: str, lake_id: str | None) -> str | None:
     """Return why an earlier target is not erased, None if nothing of the lake is there."""
     try:
         owner = read_owner(store := open_store(root), record)
-        # Without a record, the catalog can be of a first publish that was killed.
-        has_lake = store.head(CATALOG) is not None if owner is None and record == LATEST else owner == lake_id
+        has_lake = has_remains(store) if owner is None and record == LATEST else owner == lake_id
     except MissingBucketError:
         return None
     except ScanlakeError as error:

@@ -22,7 +22,9 @@ from pipeline.publish.target import note_target
 from pipeline.publish.target_checks import find_earlier_targets, name_tables
 from schemas.timestamps import SECOND
 from tests.findings import printed_lines
+from tests.images.image_harness import rows_of
 from tests.lake.operations import called, told
+from tests.lake_copies import copy_lake
 from tests.publish.erasure import begun, find_words, purged
 from tests.soaking import SOAKING, draw_seed
 
@@ -175,6 +177,29 @@ def test_an_earlier_target_is_named(history: History, tmp_path: Path) -> None:
     told(lake, "backup", c)
     assert purged(lake, 777_123).code == ExitCode.OK
     assert _not_erased(purged(lake, 1).out) == [c, b, f"Iceberg tables at {b}"]
+
+
+def test_what_a_killed_first_publish_left_is_named(pictured: PicturedLakes, tmp_path: Path) -> None:
+    """A purge names a place whose first publish was killed, if it left an image or a part of the catalog there.
+
+    Nothing is said of one where it left nothing, or where the tables of the lake alone are.
+    """
+    lake, (a, b, c, d, e) = copy_lake(pictured.whole, tmp_path / "lake"), ((tmp_path / n).as_uri() for n in "abcde")
+    stop = PublishError("Stopped.")
+    with patch.object(mirror, "read_shown_snapshot", side_effect=stop):
+        told(lake, "publish", "--to", a, "--set", "publish_images=true", code=ExitCode.PUBLISH)
+        for place in (b, c, d):
+            told(lake, "publish", "--to", place, code=ExitCode.PUBLISH)
+    (tmp_path / "b").mkdir(exist_ok=True)
+    shutil.copy(lake / "catalog.duckdb", tmp_path / "b" / temp_name("catalog.duckdb"))
+    told(lake, "publish", "--to", e, "--iceberg", "--set", f"iceberg_location={d}")
+    first = min(key[0] for key in rows_of(lake))
+    answer = purged(lake, first)
+    assert (answer.code, _not_erased(answer.out)) == (ExitCode.PUBLISH, [a, b]), answer
+    shutil.rmtree(tmp_path / "a")
+    told(lake, "publish", "--to", b)
+    told(lake, "publish", "--to", e)
+    assert purged(lake, first).code == ExitCode.OK
 
 
 def test_an_earlier_bucket_is_named(history: History, s3_server: S3Server, s3_url: str, tmp_path: Path) -> None:
