@@ -32,6 +32,7 @@ from pipeline.publish.target import (
     list_target,
     read_latest,
     read_owner,
+    to_ledger_path,
     to_target_path,
 )
 
@@ -201,31 +202,33 @@ def check_published(layout: LakeLayout, store: ObjectStore, *, read_data: bool) 
 
 
 def _compare_objects(store: ObjectStore, record: LatestRecord, *, read_data: bool) -> tuple[int, dict[str, str]]:
-    """Compare the catalog with the record, and the objects of a backup with the parts that it names.
+    """Compare the catalog with the record, and the objects of a backup with the ledger and the parts that it names.
 
     Return the number of objects, and the problem of each that is damaged.
     """
     listed = list_target(store)
     if CATALOG not in listed:
         return 1, {CATALOG: "missing"}
-    parts, damage = [], {}
+    expected, damage = list[tuple[str, int, str]](), {}
     with tempfile.TemporaryDirectory(prefix="scanlake-") as folder:
         file = Path(folder, CATALOG)
         store.download(CATALOG, file)
         if sha256_file(file) != record.catalog.sha256:
             return 1, {CATALOG: "not what was published (sha256 differs)"}
         if record.ledger is not None:
+            ledger = record.ledger
+            expected.append((to_ledger_path(ledger.sha256), ledger.bytes, ledger.sha256))
             with read_database(file) as db:
-                parts = list(read_parts(db))
-    for part in parts:
-        path = to_target_path(part.name, part.sha256)
+                parts = read_parts(db)
+                expected += ((to_target_path(part.name, part.sha256), part.bytes, part.sha256) for part in parts)
+    for path, size, sha256 in expected:
         if path not in listed:
             damage[path] = "missing"
-        elif listed[path].bytes != part.bytes:
-            damage[path] = f"{listed[path].bytes:,} bytes instead of {part.bytes:,}"
-        elif read_data and store.hash_content(path) != part.sha256:
+        elif listed[path].bytes != size:
+            damage[path] = f"{listed[path].bytes:,} bytes instead of {size:,}"
+        elif read_data and store.hash_content(path) != sha256:
             damage[path] = "sha256 differs"
-    return len(parts) + 1, damage
+    return len(expected) + 1, damage
 
 
 def _compare_images(store: ObjectStore, chunks: Iterable[ImageChunk], *, read_data: bool) -> tuple[int, dict[str, str]]:

@@ -28,6 +28,8 @@ from tests.soaking import SOAKING
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pipeline.publish.object_store import ObjectStore
     from tests.images.image_harness import PicturedLakes
     from tests.publish.lake_history import History
@@ -179,6 +181,31 @@ def test_a_place_that_is_a_backup_stays_one(history: History, tmp_path: Path) ->
     newest = max((lake / "tables" / "files").glob("0*.parquet")).stem
     next((target / "tables" / "files" / "data").glob(f"{newest}-*.parquet")).unlink()
     assert "missing" in told(lake, "check", "--published", "--set", f"publish_to={url}", code=9)
+
+
+def test_a_damaged_ledger_of_a_backup_is_named(history: History, tmp_path: Path) -> None:
+    """A check compares the copy of the ledger as it does a part; what its hint names makes it whole again."""
+    lake, target = history.root, tmp_path / "target"
+    url = target.as_uri()
+    told(lake, "publish", "--to", url)
+    told(lake, "backup", url)
+    changes: dict[str, Callable[[Path], object]] = {"sha256 differs": flip, "missing": Path.unlink, " bytes in": _cut}
+    for number, (problem, change) in enumerate(changes.items()):
+        (copy,) = (target / "ledgers").iterdir()
+        change(copy)
+        answer = called(lake, "check", "--published", "--read-data")
+        assert (answer.code, f"ledgers/{copy.name}: " in answer.out, problem in answer.out) == (9, True, True), answer
+        assert f"Delete the damaged objects, then run `scanlake publish --to {url}`." in answer.out
+        copy.unlink(missing_ok=True)
+        told(lake, "publish", "--to", url)
+        told(lake, "check", "--published", "--read-data")
+        told(lake, "restore", str(target), str(tmp_path / str(number)))
+
+
+def _cut(file: Path) -> None:
+    content = file.read_bytes()
+    file.unlink()
+    file.write_bytes(content[:-1])
 
 
 # Images
