@@ -35,6 +35,7 @@ from pipeline.publish.target import (
     SweepRule,
     delete_own_objects,
     encode_record,
+    is_ledger_path,
     list_own_paths,
     list_target,
     note_published,
@@ -178,7 +179,9 @@ class _Mirror:
             self._store.remove_temp_files(TEMP_FOLDERS)
         if not self._options.backup:
             note_target(self._lake.ledger, self._store.url(LATEST))
-        is_backup = self._options.backup or (former is not None and former.ledger is not None)
+        # A backup that lost its record is known by its ledger.
+        was_backup = former.ledger is not None if former else any(map(is_ledger_path, listed))
+        is_backup = self._options.backup or was_backup
         uploads = self._upload_missing(listed) if is_backup else []
         images = ImagesOnStore()
         if has_images or self._options.images:

@@ -106,6 +106,11 @@ def to_ledger_path(sha256: str) -> str:
     return f"{LEDGERS_PREFIX}/{sha256}.sqlite"
 
 
+def is_ledger_path(path: str) -> bool:
+    """Return whether an object has the name of a copy of the ledger."""
+    return is_own_path(path) and path.startswith(f"{LEDGERS_PREFIX}/")
+
+
 # Records
 
 

@@ -208,6 +208,17 @@ def _cut(file: Path) -> None:
     file.write_bytes(content[:-1])
 
 
+def test_a_backup_without_its_record_stays_one(history: History, tmp_path: Path) -> None:
+    """A publish to a backup that lost `latest.json` leaves all that a restore needs there."""
+    lake, target = history.root, tmp_path / "target"
+    told(lake, "backup", str(target))
+    (target / LATEST).unlink()
+    history.sync({1: 3})
+    told(lake, "publish", "--to", target.as_uri(), SCANLAKE_RETENTION_HOURS="0")
+    told(lake, "restore", str(target), str(tmp_path / "again"))
+    assert read_rows(tmp_path / "again") == read_rows(lake)
+
+
 # Images
 
 
