@@ -50,7 +50,15 @@ from pipeline.publish.iceberg_format import (
     write_snapshot,
 )
 from pipeline.publish.object_store import PendingUpload, run_side_by_side, upload_all
-from pipeline.publish.target import TABLES_PREFIX, data_prefix, is_table_file, require_own_snapshot, to_target_path
+from pipeline.publish.target import (
+    TABLES_PREFIX,
+    data_prefix,
+    delete_own_objects,
+    has_named_hash,
+    is_table_file,
+    require_own_snapshot,
+    to_target_path,
+)
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FILES, TABLES
 
 if TYPE_CHECKING:
@@ -301,14 +309,13 @@ def _sweep_tables(io: StoreFileIO, states: Collection[TableState], rule: SweepRu
         store.remove_temp_files(folders)
         location, prefix = f"{state.metadata.location.rstrip('/')}/", data_prefix(state.name)
         unneeded = [
-            stored.path
+            stored
             for _, file, stored in list_stored_files(io, state)
             if file not in needed
             and is_table_file(file.removeprefix(location))
             and rule.permits(stored, f"{prefix}/{file.rpartition('/')[2]}")
         ]
-        store.delete(unneeded)
-        deleted += len(unneeded)
+        deleted += delete_own_objects(store, unneeded, partial(has_named_hash, store))
     return deleted
 
 

@@ -36,6 +36,7 @@ from pipeline.publish.target import (
     delete_own_objects,
     encode_record,
     is_ledger_path,
+    is_own_object,
     list_own_paths,
     list_target,
     note_published,
@@ -202,7 +203,7 @@ class _Mirror:
             self._to_result(record, changed=True),
             uploaded=len(uploads) + (current is None),
             uploaded_bytes=sum(item.bytes for item in uploads) + (written.bytes if current is None else 0),
-            deleted=delete_own_objects(self._store, self._lake.ledger, unneeded),
+            deleted=delete_own_objects(self._store, unneeded, self._is_own),
             images_uploaded=images.uploaded,
             images_uploaded_bytes=images.uploaded_bytes,
         )
@@ -258,6 +259,9 @@ class _Mirror:
         old = list_own_paths(listed) - needed
         unneeded = [item for path, item in listed.items() if path in old] + images.unnamed
         return [item for item in unneeded if rule.permits(item, item.path)]
+
+    def _is_own(self, item: StoredObject) -> bool:
+        return is_own_object(self._store, self._lake.ledger, item)
 
     # Catalog
 

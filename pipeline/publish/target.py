@@ -26,7 +26,7 @@ from pipeline.publish.object_store import PROBE_PREFIX, run_side_by_side
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger import Ledger
@@ -310,23 +310,32 @@ def require_own_objects(store: ObjectStore, ledger: Ledger, listed: Mapping[str,
         require_lake(store, path, lake_id, "objects")
     roots = tuple(path.removesuffix(path.rpartition("/")[2]) for path in records)  # "" or with a slash at the end
     for path, item in listed.items():
-        if (path == CATALOG or not path.startswith(roots)) and not _is_own(store, ledger, item):
+        if (path == CATALOG or not path.startswith(roots)) and not is_own_object(store, ledger, item):
             raise SettingsError(
                 f"{store.base_url} has other objects, such as {item.path}.", hint="Use a folder or URL of its own."
             )
 
 
-def delete_own_objects(store: ObjectStore, ledger: Ledger, items: Sequence[StoredObject]) -> int:
+def delete_own_objects(
+    store: ObjectStore, items: Sequence[StoredObject], is_own: Callable[[StoredObject], bool]
+) -> int:
     """Delete the objects that scanlake wrote, and return their number. Others stay, and are named in the log."""
-    are_own = run_side_by_side(lambda item: _is_own(store, ledger, item), items)
-    own = [item.path for item, is_own in zip(items, are_own, strict=True) if is_own]
+    are_own = run_side_by_side(is_own, items)
+    own = [item.path for item, is_mine in zip(items, are_own, strict=True) if is_mine]
     store.delete(own)
-    if others := [item.path for item, is_own in zip(items, are_own, strict=True) if not is_own]:
+    if others := [item.path for item, is_mine in zip(items, are_own, strict=True) if not is_mine]:
         log.warning("objects.left", target=store.base_url, objects=len(others), first=others[0])
     return len(own)
 
 
-def _is_own(store: ObjectStore, ledger: Ledger, item: StoredObject) -> bool:
+def has_named_hash(store: ObjectStore, item: StoredObject) -> bool:
+    """Return whether an object has the content of which its name has the hash; only names of parts have one."""
+    match = _PART_NAME.search(item.path)
+    return match is None or store.hash(item.path).startswith(match[match.lastindex or 0])
+
+
+def is_own_object(store: ObjectStore, ledger: Ledger, item: StoredObject) -> bool:
+    """Return whether scanlake wrote an object of a mirror, or of a backup."""
     if item.path.startswith(f"{PROBE_PREFIX}/"):
         return item.bytes < _MAX_PROBE_BYTES and store.read(item.path).startswith(item.path.encode())
     if item.path == CATALOG:

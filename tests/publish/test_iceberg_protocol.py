@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 from uuid import UUID
@@ -382,15 +383,17 @@ def test_a_sweep_spares_young_files_and_kept_syncs(
     for number in numbers[1:7]:
         (lake / "snapshots" / f"{number:06d}.duckdb").unlink()
     # The last one is a part of another table with the name of the lake's.
+    digest = sha256(b"orphan").hexdigest()[:12]
     orphans = {
-        "tables/files/data/000000000001-0a0b0c-0123456789ab.parquet",
+        f"tables/files/data/000000000001-0a0b0c-{digest}.parquet",
         f"tables/files/metadata/{UUID(int=7)}-m0.avro",
-        "tables/uploads/data/000000000009-0a0b0c-0123456789ab.parquet",
+        f"tables/uploads/data/000000000009-0a0b0c-{digest}.parquet",
     }
-    spared = {"tables/files/data/000000000009-0a0b0c-0123456789ab.parquet", "tables/files/data/empty-0a0b0c.parquet"}
+    spared = {f"tables/files/data/000000000009-0a0b0c-{digest}.parquet", "tables/files/data/empty-0a0b0c.parquet"}
+    spared.add("tables/files/data/000000000001-0a0b0c-0123456789ab.parquet")  # of others: its hash is another
     # Objects of a mirror, at this place and below.
     spared |= {f"tables/files/{path}" for path in ("data/catalog.duckdb", "metadata/latest.json", "metadata/x.avro")}
-    spared.add("tables/files/data/tables/files/data/000000000001-0a0b0c-0123456789ab.parquet")
+    spared.add(f"tables/files/data/tables/files/data/000000000001-0a0b0c-{digest}.parquet")
     for path in orphans | spared:
         target.create(path, b"orphan")
     for seconds in (-600, 600):
