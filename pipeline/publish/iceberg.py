@@ -69,7 +69,6 @@ def publish_iceberg_tables(lake: Lake, settings: Settings, *, at: int, location:
     if last is None:
         raise SettingsError("The lake has no snapshot to publish.", hint="Run `scanlake sync` first.")
     publish = _import("iceberg_publish")
-    rule = SweepRule.from_lake(lake, at=at, grace_seconds=settings.retention_hours * 3600)
     location = settings.iceberg_location or location or ""
     try:
         catalog = _connect(settings, location)
@@ -79,7 +78,8 @@ def publish_iceberg_tables(lake: Lake, settings: Settings, *, at: int, location:
             if owner is None and not catalog.load(BY_NAME):
                 refuse_lost_target(lake.ledger, target)
         has_purged = not note_target(lake.ledger, target)
-        lake_id = lake.ledger.get_lake_id()
+        grace_seconds, lake_id = settings.retention_hours * 3600, lake.ledger.get_lake_id()
+        rule = SweepRule.from_lake(lake, at=at, grace_seconds=grace_seconds, has_purged=has_purged)
         result: IcebergResult = publish.publish_iceberg(
             catalog, lake.layout, last.snapshot, lake_id=lake_id, rule=rule, has_purged=has_purged
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -26,6 +27,7 @@ from pipeline.publish.stores import LocalStore
 from pipeline.publish.target import (
     CATALOG,
     LATEST,
+    LEDGERS_PREFIX,
     OWNER,
     TEMP_FOLDERS,
     LatestRecord,
@@ -35,7 +37,6 @@ from pipeline.publish.target import (
     SweepRule,
     delete_own_objects,
     encode_record,
-    is_ledger_path,
     is_own_object,
     list_own_paths,
     list_target,
@@ -181,14 +182,18 @@ class _Mirror:
         if not self._options.backup:
             note_target(self._lake.ledger, self._store.url(LATEST))
         # A backup that lost its record is known by its ledger.
-        was_backup = former.ledger is not None if former else any(map(is_ledger_path, listed))
+        own = list_own_paths(listed)
+        was_backup = former.ledger is not None if former else any(path.startswith(f"{LEDGERS_PREFIX}/") for path in own)
         is_backup = self._options.backup or was_backup
         uploads = self._upload_missing(listed) if is_backup else []
         images = ImagesOnStore()
         if has_images or self._options.images:
             images = upload_images(self._lake, self._store)
         ledger = upload_ledger(self._lake, self._store) if is_backup else None
-        unneeded = self._list_unneeded(listed, ledger, images)
+        has_purged = (former.catalog.published_at if former else 0) < (self._lake.ledger.last_purge_at() or 0)
+        grace_seconds = self._options.grace_seconds
+        rule = SweepRule.from_lake(self._lake, at=self._at, grace_seconds=grace_seconds, has_purged=has_purged)
+        unneeded = self._list_unneeded(rule, listed, ledger, images)
         current = None
         if former is not None and catalog is not None and former.catalog.written_at == _written_at(self._lake):
             current = former
@@ -203,7 +208,7 @@ class _Mirror:
             self._to_result(record, changed=True),
             uploaded=len(uploads) + (current is None),
             uploaded_bytes=sum(item.bytes for item in uploads) + (written.bytes if current is None else 0),
-            deleted=delete_own_objects(self._store, unneeded, self._is_own),
+            deleted=delete_own_objects(self._store, unneeded, partial(is_own_object, self._store, self._lake.ledger)),
             images_uploaded=images.uploaded,
             images_uploaded_bytes=images.uploaded_bytes,
         )
@@ -251,17 +256,13 @@ class _Mirror:
         return missing
 
     def _list_unneeded(
-        self, listed: Mapping[str, StoredObject], ledger: PublishedLedger | None, images: ImagesOnStore
+        self, rule: SweepRule, listed: Mapping[str, StoredObject], ledger: PublishedLedger | None, images: ImagesOnStore
     ) -> list[StoredObject]:
         """Return the objects of the mirror that nothing needs any more. Iceberg tables have a sweep of their own."""
-        rule = SweepRule.from_lake(self._lake, at=self._at, grace_seconds=self._options.grace_seconds)
         needed = set() if ledger is None else {to_ledger_path(ledger.sha256)}
         old = list_own_paths(listed) - needed
         unneeded = [item for path, item in listed.items() if path in old] + images.unnamed
         return [item for item in unneeded if rule.permits(item, item.path)]
-
-    def _is_own(self, item: StoredObject) -> bool:
-        return is_own_object(self._store, self._lake.ledger, item)
 
     # Catalog
 

@@ -7,6 +7,7 @@ kept, and what a killed run left is known too.
 
 from __future__ import annotations
 
+import math
 import re
 import tempfile
 from itertools import chain
@@ -104,11 +105,6 @@ def is_own_path(path: str) -> bool:
 def to_ledger_path(sha256: str) -> str:
     """Return the path of a copy of the ledger."""
     return f"{LEDGERS_PREFIX}/{sha256}.sqlite"
-
-
-def is_ledger_path(path: str) -> bool:
-    """Return whether an object has the name of a copy of the ledger."""
-    return is_own_path(path) and path.startswith(f"{LEDGERS_PREFIX}/")
 
 
 # Records
@@ -377,12 +373,15 @@ class SweepRule(Struct, frozen=True):
     lake_parts: frozenset[str]
 
     @classmethod
-    def from_lake(cls, lake: Lake, *, at: int, grace_seconds: float) -> Self:
-        """Return the rule at `at` (microseconds)."""
-        purged_at = lake.ledger.last_purge_at()
-        purge_end = 0 if purged_at is None else purged_at / SECOND + _CLOCK_SKEW_SECONDS
-        parts = frozenset(map(to_unhashed_path, lake.ledger.part_names()))
-        return cls(max(at / SECOND - grace_seconds, purge_end), parts)
+    def from_lake(cls, lake: Lake, *, at: int, grace_seconds: float, has_purged: bool) -> Self:
+        """Return the rule at `at` (microseconds). `has_purged`: the copy was not published since a purge.
+
+        Then, and without grace, no file is too young: a store's clock can be ahead.
+        """
+        purged_at, before = lake.ledger.last_purge_at(), math.inf
+        if grace_seconds and not (has_purged and purged_at):
+            before = max(at / SECOND - grace_seconds, (purged_at or 0) / SECOND + _CLOCK_SKEW_SECONDS)
+        return cls(before, frozenset(map(to_unhashed_path, lake.ledger.part_names())))
 
     def permits(self, stored: StoredObject, target_path: str) -> bool:
         """Return whether a file may go if nothing names it. `target_path` is its path on a target."""

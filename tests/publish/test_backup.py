@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
+from msgspec.structs import replace
 
 from pipeline.atomic_files import sha256_file
 from pipeline.errors import LakeCorruptedError, PublishConflictError, PublishError
 from pipeline.lake.lake import Lake
 from pipeline.lake.purge import purge
+from pipeline.publish import mirror
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, mirror_lake
 from pipeline.publish.restore import restore_backup
-from pipeline.publish.stores import open_store
+from pipeline.publish.stores import LocalStore, open_store
 from pipeline.publish.target import LATEST
 from schemas.timestamps import now_us
 from tests.images.image_harness import disagreements, files_in, rows_of, stored
@@ -23,6 +26,7 @@ from tests.lake.corruption import checked, flip, grown
 from tests.lake.operations import called, told
 from tests.lake_copies import copy_lake
 from tests.oracle import differences
+from tests.publish.erasure import find_words, purged
 from tests.publish.stopping_store import PublisherStopped, StoppingStore, choose_stops
 from tests.soaking import SOAKING
 from tests.sync.sync_harness import opened, synced
@@ -30,7 +34,7 @@ from tests.sync.sync_harness import opened, synced
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pipeline.publish.object_store import ObjectStore
+    from pipeline.publish.object_store import ObjectStore, StoredObject
     from tests.images.image_harness import PicturedLakes
     from tests.publish.lake_history import History
 
@@ -217,6 +221,32 @@ def test_a_backup_without_its_record_stays_one(history: History, tmp_path: Path)
     told(lake, "publish", "--to", target.as_uri(), SCANLAKE_RETENTION_HOURS="0")
     told(lake, "restore", str(target), str(tmp_path / "again"))
     assert read_rows(tmp_path / "again") == read_rows(lake)
+
+
+def test_a_purged_file_leaves_a_place_whose_clock_is_ahead(history: History, tmp_path: Path) -> None:
+    """Where the clock is an hour ahead, objects of a purged file, which are younger than the purge, go all the same.
+
+    So they do with the second backup after the purge, if the first was killed before it deleted them.
+    """
+    lake, backup, tables = history.root, tmp_path / "backup", tmp_path / "tables"
+    describe = LocalStore._describe
+
+    def describe_ahead(store: LocalStore, *named: Any) -> StoredObject:
+        item = describe(store, *named)
+        hours = 1 + len(Path(item.path).parts)  # the record is not the youngest: its place was copied
+        return replace(item, modified_at=item.modified_at + timedelta(hours=hours))
+
+    settings = {"SCANLAKE_ICEBERG_LOCATION": tables.as_uri()}
+    with mock.patch.object(LocalStore, "_describe", describe_ahead):
+        told(lake, "backup", str(backup))
+        told(lake, "publish", code=0, **settings)
+        answer = purged(lake, 777_123, **settings)
+        assert (answer.code, "erased (" in answer.out) == (0, True), answer
+        with mock.patch.object(mirror, "delete_own_objects", side_effect=PublishError("Stopped.")):
+            told(lake, "backup", str(backup), code=8)
+        told(lake, "backup", str(backup))
+    assert list(find_words(tables, {"ref 777123"})) == []
+    assert list(find_words(backup, {"ref 777123"})) == []
 
 
 # Images
