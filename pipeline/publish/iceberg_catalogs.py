@@ -32,7 +32,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from pipeline.errors import PublishConflictError, PublishError, ScanlakeError, SettingsError
-from pipeline.publish.iceberg_format import StoreFileIO, new_metadata
+from pipeline.publish.iceberg_format import StoreFileIO, new_metadata, read_intact
 from pipeline.publish.stores import open_store
 from pipeline.publish.target import FORMAT, LATEST, OWNER, encode_record, read_record, refuse_other_lake, require_lake
 from schemas.tables import FILES
@@ -257,7 +257,7 @@ class SqlTables(CatalogTables):
 
 
 def _load_state(io: StoreFileIO, name: str, location: str) -> TableState:
-    return TableState(name, FromInputFile.table_metadata(io.new_input(location)), location)
+    return TableState(name, read_intact(location, FromInputFile.table_metadata, io.new_input(location)), location)
 
 
 def _conflict(name: str) -> PublishConflictError:

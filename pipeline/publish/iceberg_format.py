@@ -15,7 +15,7 @@ from collections import defaultdict
 from hashlib import sha256
 from io import BytesIO
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
@@ -46,12 +46,14 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.typedef import EMPTY_DICT, Record
 from pyiceberg.types import BooleanType, DoubleType, LongType, NestedField, StringType, TimestampType
 
+from pipeline.errors import PublishError, ScanlakeError
 from pipeline.publish.stores import open_store
+from pipeline.publish.target import REMAKE_HINT
 from schemas.tables import COMMIT_SEQ_COLUMN, FIELD_ID_KEY
 from schemas.value_types import INSTANT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -100,6 +102,7 @@ _TYPES: Final[dict[pa.DataType, PrimitiveType]] = {
 }
 _COMMIT_SEQ_COMMENT: Final = "Commit that wrote the version of the file that the row belongs to."
 _UTC: Final = "(UTC)"
+T = TypeVar("T")
 
 LAKE_PROPERTY: Final = "scanlake.lake"
 """Table property with the id of the lake that the table belongs to."""
@@ -325,13 +328,24 @@ def new_metadata(schema: Schema, location: str, properties: Mapping[str, str]) -
 # Read
 
 
+def read_intact(location: str, read: Callable[[Any], T], source: Any) -> T:
+    """Return what `read` makes of the source of a file. Raises `PublishError` if the file is damaged."""
+    try:
+        return read(source)
+    except ScanlakeError:
+        raise
+    except Exception as error:  # of any parser: they raise what the damaged bytes lead to
+        raise PublishError(f"{location} is damaged ({type(error).__name__}).", hint=REMAKE_HINT) from error
+
+
 def read_files(metadata: TableMetadata, io: StoreFileIO) -> TableFiles:
     """Return the files of a table's current snapshot."""
     current = metadata.current_snapshot()
-    manifests = tuple(current.manifests(io)) if current is not None else ()
+    manifests = tuple(read_intact(current.manifest_list, current.manifests, io)) if current is not None else ()
     data: dict[str, DataFile] = {}
     deletes: defaultdict[str, list[DeleteFile]] = defaultdict(list)
-    for entry in chain.from_iterable(manifest.fetch_manifest_entry(io) for manifest in manifests):
+    entries = (read_intact(manifest.manifest_path, manifest.fetch_manifest_entry, io) for manifest in manifests)
+    for entry in chain.from_iterable(entries):
         file = entry.data_file
         if file.content == DataFileContent.DATA:
             data[file.file_path] = file
@@ -344,8 +358,8 @@ def read_files(metadata: TableMetadata, io: StoreFileIO) -> TableFiles:
 
 def read_positions(io: StoreFileIO, files: Iterable[DeleteFile]) -> set[int]:
     """Return the positions in files of position deletes."""
-    contents = (io.read(delete.file.file_path) for delete in files)
-    tables = (pq.read_table(pa.BufferReader(content), columns=["pos"]) for content in contents)
+    paths = (delete.file.file_path for delete in files)
+    tables = (read_intact(path, pq.read_table, pa.BufferReader(io.read(path))) for path in paths)
     return {position for table in tables for position in table["pos"].to_pylist()}
 
 
@@ -409,10 +423,11 @@ def list_referenced_files(metadata: TableMetadata, io: StoreFileIO) -> set[str]:
     referenced = {entry.metadata_file for entry in metadata.metadata_log}
     for snapshot in metadata.snapshots:
         referenced.add(snapshot.manifest_list)
-        for manifest in snapshot.manifests(io):
+        for manifest in read_intact(snapshot.manifest_list, snapshot.manifests, io):
             if manifest.manifest_path not in referenced:  # snapshots share most manifests
                 referenced.add(manifest.manifest_path)
-                referenced.update(entry.data_file.file_path for entry in manifest.fetch_manifest_entry(io))
+                entries = read_intact(manifest.manifest_path, manifest.fetch_manifest_entry, io)
+                referenced.update(entry.data_file.file_path for entry in entries)
     return referenced
 
 

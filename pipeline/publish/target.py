@@ -52,6 +52,9 @@ TEMP_FOLDERS: Final = (*FOLDERS, IMAGES)
 
 NOTHING_PUBLISHED: Final = "No published lake is there. Is it mounted? If it was deleted, publish elsewhere."
 
+REMAKE_HINT: Final = "Drop the tables from their catalog, without one delete iceberg.json, then publish again."
+"""How Iceberg tables that lost a file become whole: the parts that are there are taken again."""
+
 FORMAT: Final = 1
 """Format of all records."""
 _MAX_BYTES: Final = 1_000_000  # a record has a few thousand; a file of others must not fill the memory

@@ -407,6 +407,36 @@ def test_a_sweep_spares_young_files_and_kept_syncs(
         assert list_differences(lake, number, reader(connect_store(target), f"sync-{number}")) == []
 
 
+def test_a_damaged_file_of_a_table_is_named(changes: Changes, published: list[Published]) -> None:
+    """A file that was cut is named in one line; when the tables' pointer is deleted, a publish makes them again."""
+    lake, number = changes.root, changes.numbers[4]
+    for ending in (".gz.metadata.json", "-m0.avro", "snap-", "-deletes-"):
+        target = published[1].store.fork()
+        current = connect_store(target).load(["files"])["files"]
+        files, snapshot = (
+            read_files(current.metadata, StoreFileIO(stores=(target,))),
+            current.metadata.current_snapshot(),
+        )
+        assert snapshot is not None
+        needed = {
+            current.metadata_location,
+            snapshot.manifest_list,
+            *(manifest.manifest_path for manifest in files.manifests),
+            *(delete.file.file_path for deletes in files.deletes.values() for delete in deletes),
+        }
+        location = next(location for location in sorted(needed) if ending in location)
+        path = location.removeprefix(f"{URL}/")
+        content = target.read(path)
+        target.delete([path])
+        target.create(path, content[: len(content) // 2])
+        with pytest.raises(PublishError, match=f"{path} is damaged") as refused:
+            publish(lake, connect_store(target), number)
+        assert POINTER in refused.value.hint
+        target.delete([POINTER])
+        publish(lake, connect_store(target), number)
+        assert list_differences(lake, number, reader(connect_store(target))) == [], ending
+
+
 def test_a_location_can_be_spelled_in_another_way(history: History, tmp_path: Path) -> None:
     """Where a catalog chose file:/folder a sweep deletes what nothing names, and no manifest in use is unneeded."""
     catalog = connect_table_by_table(tmp_path, chosen=f"file:{tmp_path}/warehouse")
