@@ -13,12 +13,15 @@ from pipeline.command_options import Excludes, ReadDataOption, Requires
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.findings import CheckResult, Finding, collect, error, format_finding, from_error, ok, skipped
-from pipeline.lake.layout import LakeLayout
+from pipeline.formatting import pluralize
+from pipeline.lake.layout import LakeLayout, lock_lake_for_reading
 from pipeline.lake.reader import has_catalog
 from pipeline.maintenance.repair import check_folder, check_lake, check_permissions
 from pipeline.process import run_async
+from pipeline.publish.iceberg import has_iceberg_tables, list_iceberg_objects
 from pipeline.publish.stores import open_store
-from pipeline.publish.target_checks import check_published, check_target
+from pipeline.publish.target import REMAKE_HINT
+from pipeline.publish.target_checks import check_published, check_target, name_tables
 from pipeline.publish_after_run import read_publish_record
 from pipeline.reports.folder_check import check_report_folder
 from pipeline.reports.pdf_reader import PdfReader
@@ -53,7 +56,7 @@ def run(
     image with its size, and opens the catalog and every kept snapshot. `scanlake repair` repairs the damage in a lake.
 
     --published compares objects, rows and images of the newest published snapshot with the lake, with --read-data also
-    every object's hash.
+    every object's hash. Files that Iceberg tables need and do not have are named, too.
 
     --report checks checksums, PDFs, manifest and signature of a folder, and needs neither lake nor service. A folder
     that was signed by its job must have its signature.
@@ -114,10 +117,19 @@ def _check_service(context: CommandContext, settings: Settings) -> Iterator[Find
 def _check_published(settings: Settings, *, read_data: bool) -> Iterator[Finding]:
     record = read_publish_record(settings)
     target = settings.publish_to or (record["target"] if record else None)
-    if target is None:
-        yield error("target", "publish_to", "the lake was not published", "Set publish_to.", ExitCode.USAGE)
-        return
+    layout, subject = LakeLayout(settings.lake.absolute()), target or "publish_to"
     try:
-        yield from check_published(LakeLayout(settings.lake.absolute()), open_store(target), read_data=read_data)
+        has_tables = has_iceberg_tables(settings)
+        if target is None and not has_tables:
+            raise SettingsError("The lake was not published.", hint="Set publish_to or iceberg_location.")
+        if target is not None:
+            yield from check_published(layout, open_store(target), read_data=read_data)
+        if has_tables:
+            location = settings.iceberg_location or target or ""
+            subject = name_tables(location)
+            with lock_lake_for_reading(layout):
+                objects, _, missing = list_iceberg_objects(settings, location)
+            yield from (error("target", file, "missing", REMAKE_HINT) for file in missing)
+            yield ok("target", subject, f"{pluralize(len(objects), 'object')} compared")
     except ScanlakeError as failure:
-        yield from_error("target", target, failure)
+        yield from_error("target", subject, failure)

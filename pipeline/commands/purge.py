@@ -71,9 +71,10 @@ def run(
     Shows the files first and asks on a terminal. Without a terminal, --yes is required.
 
     If the lake is published, as a mirror or as Iceberg tables, it is published there again, and the objects with the
-    files are deleted at once. Then every object there is read again, and "erased" is printed if none has one of the
-    files. Exit code 8: an object has one, and is named, or cannot be read, a place has nothing of the lake, as a
-    folder that is not mounted, or the lake is also at an earlier target, which is named. The same purge repeats it.
+    files are deleted at once. Then every object in the folders of scanlake there is read again, and "erased" is printed
+    if none has one of the files. Exit code 8: an object has one, and is named, or cannot be read, a place has nothing
+    of the lake, as a folder that is not mounted, or the lake is also at an earlier target, which is named. The same
+    purge repeats it.
 
     If the lake never had one of the files, the command ends with exit code 2 and erases nothing.
     """
@@ -126,7 +127,7 @@ def _erase_copies(
     if target is not None:
         copies[target] = lambda: list_mirror(layout, open_store(target))
     if location is not None:
-        copies[name_tables(location)] = lambda: list_iceberg_objects(settings, location)
+        copies[name_tables(location)] = lambda: list_iceberg_objects(settings, location)[:2]
     erased = read_copies(copies, file_ids, id_columns(properties))
     return published, (*erased, *find_earlier_targets(layout, copies))
 

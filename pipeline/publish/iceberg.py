@@ -99,10 +99,10 @@ def find_tables_location(properties: LakeProperties) -> str | None:
     return locations[-1] if locations else None
 
 
-def list_iceberg_objects(settings: Settings, location: str) -> tuple[Objects, list[str]]:
-    """Return all objects in the folders of the tables, and the locations of manifests that no table needs.
+def list_iceberg_objects(settings: Settings, location: str) -> tuple[Objects, list[str], list[str]]:
+    """Return all objects in the folders of the tables, the manifests that no table needs, and the missing files.
 
-    Raises `PublishError`, also if a table is missing.
+    The last two are locations. Raises `PublishError`, also if a table is missing.
     """
     catalog, publish = _connect(settings, location), _import("iceberg_publish")
     states = catalog.load(BY_NAME)
@@ -113,7 +113,8 @@ def list_iceberg_objects(settings: Settings, location: str) -> tuple[Objects, li
     needed = publish.list_table_files(catalog.io, states.values())
     files = [item for state in states.values() for item in publish.list_stored_files(catalog.io, state)]
     unneeded = [file for _, file, _ in files if file.endswith(".avro") and file not in needed]
-    return [(store, item.path) for store, _, item in files], unneeded
+    missing_files = sorted(needed.difference(file for _, file, _ in files))
+    return [(store, item.path) for store, _, item in files], unneeded, missing_files
 
 
 def _connect(settings: Settings, location: str) -> Any:

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 from pipeline.atomic_files import sha256_file
 from pipeline.lake.lake import Lake
 from pipeline.publish.iceberg_catalogs import connect_catalog
-from tests.lake.operations import told
+from tests.findings import printed_lines
+from tests.lake.operations import called, told
 from tests.publish.iceberg_reading import connect_sql, load_tables, reader
 from tests.publish.lake_history import History, list_differences
 
@@ -127,3 +128,23 @@ def test_what_is_not_installed_is_named(history: History, tmp_path: Path, monkey
     assert "Iceberg tables need the library pyiceberg." in message
     assert "pip install pyiceberg sqlalchemy obstore" in message
     assert not list(tmp_path.glob("t/**/*.json"))
+
+
+def test_a_check_compares_the_tables(history: History, tmp_path: Path) -> None:
+    """A file that the tables need and do not have is named, also without a mirror: exit code 9; the hint is right."""
+    lake, tables = history.root, tmp_path / "tables"
+    settings = {"SCANLAKE_ICEBERG_LOCATION": tables.as_uri()}
+    name = f"Iceberg tables at {tables.as_uri()}"
+    message = told(lake, "check", "--published", code=2)
+    assert "publish_to: The lake was not published" in message
+    assert "Set publish_to or iceberg_location." in message
+    assert f"{name}: No published lake is there." in told(lake, "check", "--published", code=8, **settings)
+    told(lake, "publish", code=0, **settings)
+    assert f"{name}: 61 objects compared\n" in told(lake, "check", "--published", code=0, **settings)
+    part = min(tables.glob("tables/uploads/data/*"))
+    part.unlink()
+    answer = called(lake, "check", "--published", "--json", **settings)
+    assert (answer.code, printed_lines(answer.json, "target")) == (9, [f"{part.as_uri()}: missing"])
+    (tables / "iceberg.json").unlink()
+    told(lake, "publish", code=0, **settings)
+    told(lake, "check", "--published", code=0, **settings)
