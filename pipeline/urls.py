@@ -127,9 +127,10 @@ def parse_store_url(url: str) -> str:
     is_cloud = parts.scheme in _CLOUD_SCHEMES and parts.netloc
     path = parts.path[1:].rstrip("/")
     has_plain_path = not path or not {"", ".", ".."} & set(path.split("/"))
-    is_plain = has_plain_path and url.isprintable() and url.isascii() and not re.search(r"['\"*?\[\]\\\s%]", url)
-    if not (is_file or is_cloud) or not is_plain:
-        raise ValueError("must be a URL such as s3://bucket/prefix, gs://, az:// or file:///folder, without patterns")
+    if not (is_file or is_cloud) or not has_plain_path:
+        raise ValueError("must be a URL such as s3://bucket/prefix, gs://, az:// or file:///folder")
+    if wrong := re.search(r"['\"*?\[\]\\%]|[^!-~]", url):
+        raise ValueError(f"must not have the character {wrong[0]!r}")
     return url.rstrip("/")
 
 

@@ -70,6 +70,7 @@ def test_includes_stand_in_the_interfaces_order(monkeypatch: pytest.MonkeyPatch)
         ('lang = "en\\n"', "a language such as en or pt-BR"),
         ('iceberg_namespace = "lake\\n"', "a name of small letters"),
         ('publish_after_sync = true\npublish_to = "ftp://x"', r"^publish_to \(scanlake.toml\) must be a URL [^;]*$"),
+        ('publish_to = "file:///a b"', "must not have the character ' '"),
         ('includes = ["geocoding"]', "geocoding requires uploads; add uploads"),
         ('includes = ["images"]', "includes .* must be a list of 'uploads'"),
         (r'lang = "en\n"', "a language such as en"),
