@@ -115,13 +115,11 @@ def roll_back(lake: Lake, plan: RollbackPlan, *, run: RunRecord) -> SnapshotReco
         if written is not None:
             insert(db, "part", asdict(written))
         _restore_coverage(db, target)
-        pause = {"to": target.snapshot, "snapshot": ledger.next_snapshot()}
+        number = ledger.next_snapshot()
         set_properties(db, next_commit_seq=seq + 1, has_unpublished_rows=True, pending_rows_from=seq)
-        set_properties(db, rollback_pause=pause)
-        insert(db, "run", asdict(run))
-    record = lake.publish(run.run_id, at=run.started_at, complete=target.complete, watermark=target.watermark)
-    ledger.update_run(run.run_id, snapshot=record.snapshot)
-    return record
+        set_properties(db, rollback_pause={"to": target.snapshot, "snapshot": number})
+        insert(db, "run", {**asdict(run), "snapshot": number})
+    return lake.publish(run.run_id, at=run.started_at, complete=target.complete, watermark=target.watermark)
 
 
 def _copy_documents(lake: Lake, run: RunRecord, seq: int) -> Part | None:

@@ -127,6 +127,7 @@ def test_a_rollback_can_be_rolled_back(history: History, tmp_path: Path) -> None
             duckdb.connect(str(lake / "snapshots" / f"{number:06d}.duckdb"), read_only=True) as db,
         ):
             assert now.execute(SHOWN).fetchall() == db.execute(SHOWN).fetchall()
+            assert now.execute("SELECT max(snapshot) FROM meta.runs").fetchall() == [(shown,)]
         assert shown == numbers[-1] + 1
         numbers.append(shown)
 
