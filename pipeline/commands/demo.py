@@ -1,7 +1,6 @@
 """`scanlake demo`: the main workflow from end to end, against the emulator in a separate process."""
 
 import asyncio
-import json
 import os
 import shlex
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import aiohttp
+import msgspec
 import typer
 from msgspec import Struct
 
@@ -37,15 +37,14 @@ _QUERIES: Final = (
 
 
 class _Service(Struct, frozen=True):
-    """The emulator's base URL and token, and a session for its control routes."""
+    """The emulator's base URL and token."""
 
     base_url: str
     token: str
-    session: aiohttp.ClientSession
 
     async def change_world(self, change: Mapping[str, Any]) -> None:
         """Change files of the service. Raises `ScanlakeError` if the emulator refuses the change."""
-        async with self.session.post(f"{self.base_url}/_emulator/world", json=change) as response:
+        async with aiohttp.request("POST", f"{self.base_url}/_emulator/world", json=change) as response:
             if not response.ok:
                 raise ScanlakeError(f"The emulator refused a change (HTTP {response.status}).")
 
@@ -76,12 +75,11 @@ async def _run_workflow(folder: Path, files: int, seed: int) -> None:
     """Run the commands on a lake in `folder` while an emulator runs."""
     arguments = ("--port", "0", "--files", str(files), "--seed", str(seed))
     command = start_command(["emulator", *arguments], on_line=lambda _: None)
-    async with asyncio.timeout(_MAX_SECONDS), command as emulator, aiohttp.ClientSession() as session:
+    async with asyncio.timeout(_MAX_SECONDS), command as emulator:
         line = await emulator.stdout.readline()
         if not line:
             raise ScanlakeError("The emulator did not start.", hint="Run `scanlake emulator` to see the cause.")
-        service = _Service(**{name: json.loads(line)[name] for name in ("base_url", "token")}, session=session)
-        await _show_workflow(service, folder, files)
+        await _show_workflow(msgspec.json.decode(line, type=_Service), folder, files)
 
 
 async def _show_workflow(service: _Service, folder: Path, files: int) -> None:

@@ -7,31 +7,22 @@ from typing import Annotated, Final
 
 import typer
 
-from pipeline.emulator.faults import KINDS
 from pipeline.emulator.options import (
     PROFILES,
-    Faults,
     ImageOptions,
-    Quirks,
     Spread,
     WorldPlan,
-    describe_options,
     make_quirks,
     parse_assignments,
     replace_fields,
 )
-from pipeline.emulator.process import parse_faults, serve
+from pipeline.emulator.process import describe_all_options, parse_faults, serve
 from pipeline.emulator.server import DEFAULT_TOKEN, Emulator
 from pipeline.errors import ExitCode, SettingsError
 
 GROUP: Final = "Try it out"
 
 _PORT_ERRNOS: Final = frozenset({errno.EADDRINUSE, errno.EACCES, errno.EPERM, errno.EADDRNOTAVAIL})
-_LISTED_OPTIONS: Final = (
-    ("--quirk NAME=VALUE", Quirks),
-    ("--image NAME=VALUE", ImageOptions),
-    ("--fault NAME=VALUE, --image-fault NAME=VALUE", Faults),
-)
 _world_option = partial(typer.Option, rich_help_panel="World")
 _behavior_option = partial(typer.Option, rich_help_panel="Behavior")
 _fault_option = partial(typer.Option, rich_help_panel="Faults")
@@ -39,22 +30,9 @@ _process_option = partial(typer.Option, rich_help_panel="Process")
 
 
 def _print_options(is_requested: bool) -> None:  # noqa: FBT001 (typer passes the flag by position)
-    """Print all quirks, faults and profiles and exit."""
-    if not is_requested:
-        return
-    for title, kind in _LISTED_OPTIONS:
-        typer.echo(f"{title}\n")
-        for text in describe_options(kind):
-            typer.echo(text)
-        typer.echo()
-    typer.echo("--fault KIND=PROBABILITY (also --image-fault, and the kinds of scripted faults)\n")
-    for name, description in KINDS.items():
-        typer.echo(f"  {name:20} {description}")
-    typer.echo("\n--profile NAME\n")
-    for name, settings in PROFILES.items():
-        fields = ", ".join(f"{key}={value}" for key, value in settings.items()) or "all defaults"
-        typer.echo(f"  {name:10} {fields}")
-    raise typer.Exit
+    if is_requested:
+        typer.echo(describe_all_options())
+        raise typer.Exit
 
 
 def run(

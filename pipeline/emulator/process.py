@@ -8,8 +8,16 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from pipeline.emulator.faults import is_kind
-from pipeline.emulator.options import Faults, parse_assignments, replace_fields
+from pipeline.emulator.faults import KINDS, is_kind
+from pipeline.emulator.options import (
+    PROFILES,
+    Faults,
+    ImageOptions,
+    Quirks,
+    describe_options,
+    parse_assignments,
+    replace_fields,
+)
 from pipeline.emulator.server import Emulator
 
 _new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
@@ -28,6 +36,24 @@ def parse_faults(texts: Iterable[str]) -> Faults:
     probabilities = {name: float(value) for name, value in pairs.items() if is_kind(name)}
     fields = {name: value for name, value in pairs.items() if name not in probabilities}
     return replace_fields(Faults(probabilities=probabilities), fields)
+
+
+def describe_all_options() -> str:
+    """Return all quirks, image options, faults and profiles as text."""
+    kinds = {
+        "--quirk NAME=VALUE": Quirks,
+        "--image NAME=VALUE": ImageOptions,
+        "--fault NAME=VALUE, --image-fault NAME=VALUE": Faults,
+    }
+    sections = {title: list(describe_options(kind)) for title, kind in kinds.items()}
+    sections["--fault KIND=PROBABILITY (also --image-fault, and the kinds of scripted faults)"] = [
+        f"  {name:20} {description}" for name, description in KINDS.items()
+    ]
+    fields = {name: [f"{key}={value}" for key, value in settings.items()] for name, settings in PROFILES.items()}
+    sections["--profile NAME"] = [
+        f"  {name:10} {', '.join(changed) or 'all defaults'}" for name, changed in fields.items()
+    ]
+    return "\n\n".join("\n".join([f"{title}\n", *lines]) for title, lines in sections.items())
 
 
 def serve(emulator: Emulator, *, max_seconds: float) -> None:

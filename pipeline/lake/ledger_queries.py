@@ -200,7 +200,6 @@ class PublishRecord(TypedDict):
     target: str
     snapshot: int | None
     published_at: int | None
-    tried_at: int
     problem: str | None
     failures: int
 

@@ -85,7 +85,7 @@ def publish_iceberg_tables(lake: Lake, settings: Settings, *, at: int, location:
         )
     except PublishError as error:
         if (record := lake.ledger.properties.remote_publish) is not None:
-            failed = {**record, "tried_at": at, "problem": error.message, "failures": record["failures"] + 1}
+            failed = {**record, "problem": error.message, "failures": record["failures"] + 1}
             lake.ledger.set_properties(remote_publish=cast("PublishRecord", failed))
         raise
     note_published(lake.ledger, target)

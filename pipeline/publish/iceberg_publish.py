@@ -106,7 +106,9 @@ def publish_iceberg(
     faster, and `PublishError`.
     """
     started = time.monotonic()
-    sync = _read_sync(layout, number, lake_id)
+    contents = read_snapshot(require_snapshot(layout, number))
+    check_parts_exist(layout, contents.parts)
+    sync = Sync(lake_id, contents, frozenset(f"{_TAG}{snapshot}" for snapshot, _ in list_snapshots(layout)))
     states = _load_tables(catalog, layout, lake_id)
     stage = partial(stage_table, catalog, layout, sync)
     staged = run_side_by_side(lambda table: stage(table, states[table.name]), TABLES, threads=_TABLES_SIDE_BY_SIDE)
@@ -200,13 +202,6 @@ class StagedTable(Struct, frozen=True):
     commit: TableCommit | None
     changes: FileChanges
     removed: int
-
-
-def _read_sync(layout: LakeLayout, number: int, lake_id: str) -> Sync:
-    """Return the sync of a kept snapshot. Raises `SettingsError` if it is not kept, `LakeCorruptedError`."""
-    contents = read_snapshot(require_snapshot(layout, number))
-    check_parts_exist(layout, contents.parts)
-    return Sync(lake_id, contents, frozenset(f"{_TAG}{snapshot}" for snapshot, _ in list_snapshots(layout)))
 
 
 def stage_table(

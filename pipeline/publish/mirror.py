@@ -113,7 +113,7 @@ def mirror_lake(lake: Lake, store: ObjectStore, options: MirrorOptions, *, at: i
     if isinstance(store, LocalStore):
         require_outside_lakes(store.root, str(store.root), lake.layout.root)
     check_parts_exist(lake.layout, lake.ledger.parts())
-    with _record_publish(lake, store, at=at, is_kept=not options.backup) as record:
+    with _record_publish(lake, store, is_kept=not options.backup) as record:
         result, images = _Mirror(lake, store, options, last, at).publish()
         record["snapshot"], record["published_at"] = result.snapshot, at
         note_published(lake.ledger, store.url(LATEST))
@@ -122,7 +122,7 @@ def mirror_lake(lake: Lake, store: ObjectStore, options: MirrorOptions, *, at: i
 
 
 @contextmanager
-def _record_publish(lake: Lake, store: ObjectStore, *, at: int, is_kept: bool) -> Iterator[PublishRecord]:
+def _record_publish(lake: Lake, store: ObjectStore, *, is_kept: bool) -> Iterator[PublishRecord]:
     """Yield the record of this publish to complete. It is stored at the end, with the problem after a failure.
 
     A backup keeps none: its place is not the target of the next publish and purge.
@@ -132,12 +132,11 @@ def _record_publish(lake: Lake, store: ObjectStore, *, at: int, is_kept: bool) -
         "target": store.base_url,
         "snapshot": None,
         "published_at": None,
-        "tried_at": at,
         "problem": None,
         "failures": 0,
     }
     if former is not None and former["target"] == store.base_url:
-        record = {**former, "tried_at": at, "problem": None}
+        record = {**former, "problem": None}
     failures, record["failures"] = record["failures"], 0
     try:
         yield record
