@@ -73,8 +73,9 @@ def require_own_file(path: Path, subject: str, lake: Path, begin: bytes) -> None
     require_outside_lakes(path, subject, lake)
     with refuse_unreadable(subject, hint="Use another file."), suppress(FileNotFoundError):
         is_regular = stat.S_ISREG(path.lstat().st_mode)
-        content = _read_begin(path, _MAX_ZEROS) if is_regular else b""
-        if not is_regular or not (content.startswith(begin) or not content.strip(b"\0")):  # zeros: after a power loss
+        content = _read_begin(path, _MAX_ZEROS + 1) if is_regular else b""
+        are_zeros = len(content) <= _MAX_ZEROS and not content.strip(b"\0")  # nothing else: after a power loss
+        if not (is_regular and (content.startswith(begin) or are_zeros)):
             hint = f"Use another file{', or delete this one' if is_regular else ''}."
             raise SettingsError(f"{subject} exists and is not a file that scanlake has written.", hint=hint)
 

@@ -24,6 +24,7 @@ def make_files_of_others(folder: Path) -> list[Path]:
         db.executescript("CREATE TABLE t (a)")
     (folder / "scanlake.toml").write_text('lake = "lake"\n', encoding="utf-8")
     (folder / "font.ttf").write_bytes(b"\0\1\0\0")
+    (folder / "disk.img").write_bytes(bytes(32_768) + b"CD001")
     (folder / "nowhere").symlink_to("gone")
     (folder / "own").write_text('# HELP scanlake_files\n{"at"}', encoding="utf-8")
     (folder / "link").symlink_to("own")
@@ -31,7 +32,17 @@ def make_files_of_others(folder: Path) -> list[Path]:
     os.mkfifo(folder / "pipe")
     make_lake(folder / "lake", source=SERVICE["SCANLAKE_BASE_URL"])
     make_lake(folder / "other", source="https://service.example")
-    names = "theirs.sqlite", "scanlake.toml", "font.ttf", "nowhere", "link", "folder", "pipe", "folder/../font.ttf"
+    names = (
+        "theirs.sqlite",
+        "scanlake.toml",
+        "font.ttf",
+        "disk.img",
+        "nowhere",
+        "link",
+        "folder",
+        "pipe",
+        "folder/../font.ttf",
+    )
     return [folder / name for name in (*names, "lake/ledger.sqlite", "lake/new", "other/new", "font.ttf/below")]
 
 
