@@ -195,13 +195,11 @@ def _forget_rejects(
     for key, document in db.execute("SELECT reject_key, document FROM reject WHERE file_id IS NULL").fetchall():
         text = document.decode("utf-8", "replace")
         item = decode_object(text.encode())
-        uploads = _list_uploads(item)
-        is_of_file = (
-            any(value.get("scan_code") in references for value in _iter_objects(item))
-            or not own_ids.isdisjoint(map(str, (item.get("id"), *(part.get("file_id") for part in (item, *uploads)))))
-            or not upload_ids.isdisjoint(str(upload.get("id")) for upload in uploads)
-        )
-        if is_of_file or (not item and words.search(text)):
+        objects = list(_iter_objects(item))
+        ids = {str(item.get("id")), *(str(value.get("file_id")) for value in objects)}
+        uploads = {str(upload.get("id")) for upload in _list_uploads(item)}
+        has_reference = any(value.get("scan_code") in references for value in objects)
+        if has_reference or ids & own_ids or uploads & upload_ids or (not item and words.search(text)):
             db.execute("DELETE FROM reject WHERE reject_key = ?", (key,))
 
 

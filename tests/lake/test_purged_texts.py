@@ -50,6 +50,8 @@ def test_rejects_without_an_id_that_are_of_it_go(lake: Path) -> None:
         b'{"id": null, "scan_code": "r\\u00e9f\\/1"}',
         '{"id": null, "scan_code":"réf/1"}'.encode(),
         b'{"uploads": [{"file_id": 4711}]}',
+        b'{"uploads": {"file_id": "4711"}}',
+        b'{"fields": [{"file_id": 4711, "value": "private"}]}',
         b'{"uploads": [7, {"id":"98765"}]}',
         '{"file": {"scan_code": "réf/1"}}'.encode(),
         b'{"scan_code": "r\\u00e9f\\/1", "cut of',
