@@ -228,12 +228,14 @@ def _write_lost_definitions(layout: LakeLayout, ledger: Ledger, definitions: dic
 
 
 def _restore_snapshots(db: sqlite3.Connection, layout: LakeLayout, *, is_whole: bool) -> None:
-    """Record the kept snapshots, and what the newest has of the lake: its id, its service, its targets.
+    """Record the kept snapshots, and what the newest has of the lake: its id, its service, its targets, its past.
 
-    Without coverage the lake claims no watermark, so they claim none here; without all its documents (`is_whole`) it is
-    not complete. A snapshot that cannot be read has a record too: `check` names it.
+    A published copy can show a snapshot that is no longer kept. Without coverage the lake claims no watermark, so they
+    claim none here; without all its documents (`is_whole`) it is not complete. A snapshot that cannot be read has a
+    record too: `check` names it.
     """
     properties: dict[str, str] = {}
+    records: dict[int, SnapshotRecord] = {}
     for number, path in list_snapshots(layout):
         record = SnapshotRecord(
             number, int(path.stat().st_mtime * SECOND), "", complete=False, commit_seq=0, files=0, watermark=None
@@ -244,6 +246,11 @@ def _restore_snapshots(db: sqlite3.Connection, layout: LakeLayout, *, is_whole: 
             complete = spec.snapshot.complete and is_whole
             record = replace(spec.snapshot, snapshot=number, commit_seq=last, watermark=None, complete=complete)
             properties = read_kept_properties(catalog)  # of the newest: a pause it has not is over
+            columns = "snapshot, epoch_us(published_at), run_id, complete, 0, files, NULL"
+            former = catalog.execute(f"SELECT {columns} FROM meta.snapshots").fetchall()
+            records = {row[0]: SnapshotRecord(*row) for row in former} | records
+        records[number] = record
+    for record in records.values():
         insert(db, "snapshot", {**asdict(record), "state": "published"})
     for name, value in properties.items():
         insert(db, "lake_property", {"name": name, "value": value}, on_conflict="REPLACE")

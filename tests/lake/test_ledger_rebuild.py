@@ -66,7 +66,7 @@ def test_a_lost_ledger_comes_back_as_it_was(history: History, tmp_path: Path) ->
     assert checked(lake).damage[0].subject == "ledger.sqlite"
     *others, (snapshots, before_snapshots) = [(asked(lake, question), before[question]) for question in questions]
     assert [rows for rows, former in others if rows != former] == []
-    assert snapshots[:-1] == [row for row in before_snapshots if row[0] in numbers]
+    assert snapshots[:-1] == before_snapshots
     assert snapshots[-1][0] == numbers[-1] + 1
     assert int(asked(lake, NEXT_SEQ)[0][0]) >= int(seq)
     assert differing_rows(history.old.lake, lake) == []

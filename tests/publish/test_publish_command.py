@@ -63,6 +63,19 @@ def test_publish_to_s3(history: History, s3_url: str, tmp_path: Path, monkeypatc
     assert f"{s3_url} has snapshot {newest}, published " in told(lake, "status")
 
 
+def test_a_lake_with_a_rebuilt_ledger_publishes_on(history: History, url: str) -> None:
+    """A mirror and tables that show a snapshot from before the kept ones are renewed after a lost ledger, too."""
+    lake, places = history.root, {"SCANLAKE_PUBLISH_TO": url, "SCANLAKE_ICEBERG_LOCATION": url}
+    told(lake, "publish", code=0, **places)
+    for stamp in range(4):
+        history.sync({1: stamp})
+    for path in [*sorted(lake.glob("snapshots/*"))[:-1], *lake.glob("ledger.sqlite*")]:
+        path.unlink()
+    told(lake, "repair")
+    told(lake, "publish", code=0, **places)
+    assert json.loads(told(lake, "snapshots", "--json"))["snapshots"][0]["state"] == "deleted"
+
+
 def test_what_is_published_is_what_the_lake_has(history: History, url: str, tmp_path: Path) -> None:
     """A catalog that somebody has written to since its publish is built again before it is uploaded.
 
