@@ -102,7 +102,7 @@ _TYPES: Final[dict[pa.DataType, PrimitiveType]] = {
 }
 _COMMIT_SEQ_COMMENT: Final = "Commit that wrote the version of the file that the row belongs to."
 _UTC: Final = "(UTC)"
-T = TypeVar("T")
+_Result = TypeVar("_Result")
 
 LAKE_PROPERTY: Final = "scanlake.lake"
 """Table property with the id of the lake that the table belongs to."""
@@ -328,7 +328,7 @@ def new_metadata(schema: Schema, location: str, properties: Mapping[str, str]) -
 # Read
 
 
-def read_intact(location: str, read: Callable[[Any], T], source: Any) -> T:
+def read_intact(location: str, read: Callable[[Any], _Result], source: Any) -> _Result:
     """Return what `read` makes of the source of a file. Raises `PublishError` if the file is damaged."""
     try:
         return read(source)
