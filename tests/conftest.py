@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, core, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
 from tests.budget import LEFT_TO_SOAK, Budget, read_slow_modules
-from tests.guards import Guard, spellings
+from tests.guards import Guard, refuse_open_of_held_database, spellings
 from tests.memory_folder import find_memory_folder
 from tests.soaking import SEED_VARIABLE, SOAKING
 from tests.virtual_time import VirtualLoop
@@ -91,6 +91,7 @@ _guard: Final = Guard(ROOT)
 # Processes of tests run these sources, whatever checkout is installed, and whoever changes that one meanwhile.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 sys.addaudithook(_guard)
+sys.addaudithook(refuse_open_of_held_database)
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.constants import VARIABLE, apply_constants
+from tests.guards import end_with_held_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -196,6 +197,7 @@ def _serve(handle: int) -> None:
     """Fork a supervisor and a command for every request; end with the process of the tests."""
     for module in _PRELOADED:
         __import__(module)
+    sys.addaudithook(end_with_held_database)
     gc.freeze()  # a collection in a command does not copy these pages
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors
     own, of_commands = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -17,12 +17,53 @@ if TYPE_CHECKING:
 
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CACHES: Final = frozenset({"__pycache__", ".pytest_cache", ".hypothesis"})
+_DATABASES: Final = ("sqlite", "duckdb")
+"""What the names of our databases have in common, with those of their logs, copies and temporary files."""
+_LOCKS: Final = Path("/proc/locks")
+_EXIT_CODE: Final = 86
 _CHANGES: Final = {"os.remove": 1, "os.rename": 2, "os.mkdir": 1, "os.rmdir": 1, "os.truncate": 1, "os.chmod": 1}
 """Events that change a path, with the number of their arguments that are paths."""
 
 
 class Refused(RuntimeError):
     """A test reached beyond its bounds."""
+
+
+def refuse_open_of_held_database(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuse to open a file on which this process has a lock: its close would drop all locks of the process.
+
+    See https://www.sqlite.org/howtocorrupt.html, 2.2. SQLite and DuckDB open their files themselves, without an event.
+    """
+    if event != "open" or not isinstance(arguments[0], str | bytes | os.PathLike):
+        return
+    path = os.fsdecode(arguments[0])
+    if any(name in os.path.basename(path) for name in _DATABASES) and _has_lock(path):  # noqa: PTH119 - as it came
+        raise Refused(f"a file of a database that this process holds: {path}")
+
+
+def end_with_held_database(event: str, arguments: tuple[Any, ...]) -> None:
+    """End the process as `refuse_open_of_held_database` refuses: a command may catch any exception."""
+    try:
+        refuse_open_of_held_database(event, arguments)
+    except Refused as refused:
+        os.write(2, f"{refused}\n".encode())
+        os._exit(_EXIT_CODE)
+
+
+def _has_lock(path: str) -> bool:
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a Path would be made for each file that is opened
+    except OSError:
+        return False
+    place = f" {os.getpid()} {os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino} "
+    handle = os.open(_LOCKS, os.O_RDONLY)
+    try:
+        locks = b""
+        while chunk := os.read(handle, 1 << 16):
+            locks += chunk
+    finally:
+        os.close(handle)
+    return any(" POSIX " in line and place in line for line in locks.decode().splitlines())
 
 
 class Guard:

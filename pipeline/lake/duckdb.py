@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import threading
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +34,8 @@ _CHANGED_SETTINGS: Final = ("memory_limit", "temp_directory", "checkpoint_thresh
 """Settings of a whole instance that its users change."""
 _MAX_IDLE: Final = 2  # each holds 4 MB; work of the lake rarely needs more than one inside another
 _idle: Final[list[duckdb.DuckDBPyConnection]] = []
+_magic: Final[dict[tuple[int, int, int, int], bool]] = {}
+_magic_lock: Final = threading.Lock()
 os.register_at_fork(before=_idle.clear)  # the child of a fork can neither use nor close them
 _RESOURCE_ERRNOS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _ACCESS_ERRNOS: Final = (errno.EMFILE, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
@@ -103,15 +106,28 @@ def refuse_other_kinds(path: Path) -> None:
 
     For a file of SQLite DuckDB 2.0 downloads an extension, and waits for it; a pipe it opens, and waits.
     """
-    header = _MAGIC.rjust(_MAGIC_OFFSET + len(_MAGIC))
-    is_log = True
-    with suppress(OSError), path.open("rb") as file:  # DuckDB names what prevents it from reading
-        header, log = file.read(len(header)), log_path(path)
+    is_own_kind = is_log = True
+    with suppress(OSError):  # DuckDB names what prevents it from reading
+        is_own_kind, log = _has_magic(path), log_path(path)
         is_log = log.is_file() or not log.exists()
-    if header[_MAGIC_OFFSET:] != _MAGIC:
+    if not is_own_kind:
         raise duckdb.IOException(f'IO Error: The file "{path}" exists, but it is not a valid DuckDB database file!')
     if not is_log:
         raise duckdb.IOException(f'IO Error: The log of "{path}" is not a file')
+
+
+def _has_magic(path: Path) -> bool:
+    """Return whether a file begins as DuckDB's. Each file is opened once, before DuckDB has locks on it.
+
+    To close it would drop them: they belong to the process. Raises `OSError`.
+    """
+    status = path.stat()
+    version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    with _magic_lock:
+        if version not in _magic:
+            with path.open("rb") as file:
+                _magic[version] = file.read(_MAGIC_OFFSET + len(_MAGIC)).endswith(_MAGIC)
+        return _magic[version]
 
 
 def log_path(path: Path) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,9 +61,10 @@ if TYPE_CHECKING:
 _LOG_BEGINS: Final = {
     "-wal": (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83"),
     "-journal": (b"\xd9\xd5\x05\xf9",),
-    "-shm": tuple((3_007_000).to_bytes(4, order) for order in ("little", "big")),
 }
-"""How SQLite's logs begin: https://www.sqlite.org/fileformat.html, https://www.sqlite.org/walformat.html."""
+"""How SQLite's logs begin: https://www.sqlite.org/fileformat.html. It has no locks on them."""
+_INDEX_STEP_BYTES: Final = 4_096  # by which SQLite makes an index longer
+_MAX_CUT_BYTES: Final = 3  # of an index that SQLite is about to write again
 # The last two: the statistics of runs, and the lock of share jobs.
 _AUXILIARY_FILES: Final = (
     *("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal", "catalog.duckdb.wal"),
@@ -145,6 +147,10 @@ def _list_foreign_logs(ledger: Path) -> Iterator[Path]:
             with path.open("rb") as file:
                 if (begin := file.read(4)).strip(b"\0") and begin not in begins:
                     yield path
+    index = ledger.with_name(f"{ledger.name}-shm")  # which is not opened, because SQLite's locks are on it
+    with suppress(FileNotFoundError):
+        if (size := index.stat().st_size) % _INDEX_STEP_BYTES and size > _MAX_CUT_BYTES:
+            yield index
 
 
 # Unknown files

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from pipeline.atomic_files import is_temp_file
 from pipeline.errors import LakeCorruptedError, SettingsError, refuse_unreadable
 from pipeline.lake.layout import LakeLayout, has_lock_note, list_part_files, list_snapshots, translate_os_errors
-from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger, readonly_uri
+from pipeline.lake.ledger_format import LedgerIdentity, connect_readonly, identify_ledger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,7 +139,7 @@ def missing_catalog_error(layout: LakeLayout, settings: Settings) -> ScanlakeErr
 
 def _has_published(ledger: Path) -> bool:
     """Return whether a ledger records a published snapshot; False for one that cannot be read."""
-    with suppress(sqlite3.Error), closing(sqlite3.connect(readonly_uri(ledger), uri=True)) as db:
+    with suppress(sqlite3.Error), closing(connect_readonly(ledger)) as db:
         return bool(db.execute("SELECT EXISTS (SELECT 1 FROM snapshot WHERE state = 'published')").fetchone()[0])
     return False
 

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
-import time
+import tempfile
 from contextlib import closing, contextmanager, suppress
 from enum import Enum
 from importlib import resources
@@ -27,18 +28,12 @@ FORMAT: Final = 9
 """Format of the lake. Raise it when `ledger.sql`, a property of the lake, or the layout of its files changes."""
 _SCHEMA: Final = resources.files(__package__).joinpath("ledger.sql").read_text("utf-8")
 _OBJECTS: Final = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name"
-_HEADER_BYTES: Final = 100
-_MAGIC: Final = b"SQLite format 3\0"
-_MAX_RETRIES: Final = 10
-_RETRY_SECONDS: Final = 0.01
+_MIN_PAGE_BYTES: Final = 512  # https://www.sqlite.org/fileformat.html#page_size; no database has less than one page
+_TIMEOUT_SECONDS: Final = 10.0  # for which SQLite waits for another process
+_MIN_LOG_BYTES: Final = 32 + 24 + _MIN_PAGE_BYTES  # headers of the log and of a frame, and its page
 REBUILD_HINT: Final = "Run `scanlake repair` to rebuild the ledger."
 _DAMAGE_CODES: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_FORMAT_CODES: Final = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY})
-"""Codes for a header with an unknown format, and also for errors that are no damage."""
 _PRIMARY_CODE: Final = 0xFF  # the other bits of an extended code are details
-# https://www.sqlite.org/fileformat.html#the_database_header: write and read version, schema format
-_MAX_VERSION: Final = 2
-_MAX_SCHEMA_FORMAT: Final = 4
 
 
 class LedgerIdentity(Enum):
@@ -53,8 +48,9 @@ class LedgerIdentity(Enum):
 def identify_ledger(path: Path) -> LedgerIdentity:
     """Return what the file at `path` is. Nothing is changed or created, not even a log.
 
-    Raises `SettingsError` for a ledger of another format, `StorageError` if the file cannot be read now: it is locked,
-    or the disk fails.
+    Only SQLite opens the file: to close it here would drop the locks of a connection that this process has to it
+    (https://www.sqlite.org/howtocorrupt.html, 2.2), and another process would delete the log under it. Raises
+    `SettingsError` for a ledger of another format, `StorageError` if the file cannot be read now: the disk fails.
     """
     with translate_os_errors(path):
         if not os.path.lexists(path):
@@ -63,31 +59,27 @@ def identify_ledger(path: Path) -> LedgerIdentity:
             return LedgerIdentity.UNREADABLE
         if not os.access(path, os.R_OK):
             raise StorageError(f"{path}: Permission denied.")
-        with path.open("rb") as file:
-            header = file.read(_HEADER_BYTES)
-    if header and not (len(header) == _HEADER_BYTES and header.startswith(_MAGIC)):
-        return LedgerIdentity.UNREADABLE  # SQLite takes a file of a few bytes for an empty database
-    for _ in range(_MAX_RETRIES):
-        with suppress(sqlite3.Error, UnicodeDecodeError, FileNotFoundError):
-            return _identify_database(path)
-        time.sleep(_RETRY_SECONDS)  # the last process that had the ledger open was deleting its log
-    try:
-        with translate_os_errors(path):
-            return _identify_database(path)
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        if is_damage(error, path):
-            return LedgerIdentity.UNREADABLE
-        raise StorageError(f"{path}: {error}.") from error
+        if 0 < path.stat().st_size < _MIN_PAGE_BYTES:
+            return LedgerIdentity.UNREADABLE  # SQLite takes it for an empty database
+        # The id is in the first page, which is whole at any time; the log of another database is not touched.
+        with suppress(sqlite3.Error, UnicodeDecodeError), closing(_connect_immutable(path)) as db:
+            return _identify_database(db, path)
+        try:  # a checkpoint that goes on, or was killed: the ledger is whole with its log
+            with closing(connect_readonly(path)) as db:
+                return _identify_database(db, path)
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            if is_damage(error, path):
+                return LedgerIdentity.UNREADABLE
+            raise StorageError(f"{path}: {error}.") from error
 
 
-def _identify_database(path: Path) -> LedgerIdentity:
+def _identify_database(db: sqlite3.Connection, path: Path) -> LedgerIdentity:
     """Return what the database is. Raises an error of SQLite."""
-    with closing(sqlite3.connect(readonly_uri(path), uri=True, timeout=30)) as db:
-        application_id = int(db.execute("PRAGMA application_id").fetchone()[0])
-        if application_id == APPLICATION_ID:
-            require_format(int(db.execute("PRAGMA user_version").fetchone()[0]), db)
-            return LedgerIdentity.LEDGER
-        tables = db.execute("SELECT name FROM sqlite_master").fetchall()
+    application_id = int(db.execute("PRAGMA application_id").fetchone()[0])
+    if application_id == APPLICATION_ID:
+        require_format(int(db.execute("PRAGMA user_version").fetchone()[0]), db)
+        return LedgerIdentity.LEDGER
+    tables = db.execute("SELECT name FROM sqlite_master").fetchall()
     log = path.with_name(f"{path.name}-wal")
     # A ledger has its id before it has a log. The log of another database may have all of its tables.
     has_contents = application_id or tables or (log.is_file() and log.stat().st_size)
@@ -101,24 +93,53 @@ def describe_ledger(path: Path, identity: LedgerIdentity) -> str:
     return "empty" if path.exists() else "missing"
 
 
-def readonly_uri(path: Path) -> str:
-    """Return the URI under which SQLite reads a ledger without changing its folder.
+def connect_readonly(path: Path) -> sqlite3.Connection:
+    """Connect to a ledger without changing it, with the log of a process that writes or was killed.
 
-    The log of a process that writes or was killed is read too. An ordinary read-only connection would create a missing
-    log, and reset its index. A log without index is not read: see `lacks_log_index`.
+    An ordinary read-only connection would create a missing log, so without one the ledger counts as immutable; also
+    with a log that is too short for a commit. The index of a log is a cache: SQLite writes it again if a kill left one
+    that does not fit the log, and reads it as it is on a full disk. Without an index no process has the ledger open,
+    and a copy of both is read; so is one whose creation was killed. Raises `OSError`, and SQLite's errors.
     """
-    log, index = (path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm"))
-    is_empty = not path.exists() or not path.stat().st_size  # SQLite would delete its log, also in this mode
-    is_readable = not is_empty and log.is_file() and index.exists()
-    return f"{path.absolute().as_uri()}?mode=ro&" + ("readonly_shm=1" if is_readable else "immutable=1")
+    log, index, journal = (path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm", "-journal"))
+    has_log = _has_bytes(path, 1) and _has_bytes(log, _MIN_LOG_BYTES)  # SQLite would delete the log of an empty ledger
+    if (has_log and not index.exists()) or (_has_bytes(path, 1) and _has_bytes(journal, 1)):
+        return _connect_copy(path)
+    for option in ("", "readonly_shm=1") if has_log else ():
+        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&{option}", uri=True, timeout=_TIMEOUT_SECONDS)
+        try:
+            db.execute("PRAGMA user_version").fetchone()
+        except sqlite3.Error as error:
+            db.close()
+            if not isinstance(error, sqlite3.OperationalError):
+                raise
+        else:
+            return db
+    return _connect_immutable(path)
 
 
-def lacks_log_index(path: Path) -> bool:
-    """Return whether a ledger has a log, but not its index, as a copy may have: SQLite would write a new one."""
-    log, index = (path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm"))
-    return (
-        path.is_file() and path.stat().st_size > 0 and log.is_file() and log.stat().st_size > 0 and not index.exists()
-    )
+def _connect_immutable(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+
+
+def _connect_copy(path: Path) -> sqlite3.Connection:
+    """Connect to a copy of a ledger and of its logs, whose files have no names any more."""
+    with tempfile.TemporaryDirectory(prefix="scanlake-") as folder:
+        copy = os.path.join(folder, path.name)  # noqa: PTH118 - a name with a suffix, not a path with one
+        for suffix in ("", "-wal", "-journal"):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(f"{path}{suffix}", f"{copy}{suffix}")
+        db = sqlite3.connect(copy)
+        try:
+            db.execute("PRAGMA user_version").fetchone()
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+def _has_bytes(path: Path, count: int) -> bool:
+    return path.is_file() and path.stat().st_size >= count
 
 
 def refuse_other_formats(path: Path) -> None:
@@ -157,7 +178,7 @@ def find_foreign_content(path: Path) -> str | None:
 
     A trigger would run with the next commit, and a value of another type would fail anywhere. Raises SQLite's errors.
     """
-    with closing(sqlite3.connect(":memory:")) as new, closing(sqlite3.connect(readonly_uri(path), uri=True)) as db:
+    with closing(sqlite3.connect(":memory:")) as new, closing(connect_readonly(path)) as db:
         create_tables(new)
         own, present = set(new.execute(_OBJECTS).fetchall()), set(db.execute(_OBJECTS).fetchall())
         for kind, name, _, _ in sorted(own ^ present, key=str):
@@ -193,16 +214,23 @@ def is_damage(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> bool:
     """
     if is_not_utf8(error):
         return True
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & _PRIMARY_CODE
-    return code in _DAMAGE_CODES or (code in _FORMAT_CODES and has_unknown_format(path))
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
+    return code & _PRIMARY_CODE in _DAMAGE_CODES or _has_unknown_format(path, code)
 
 
-def has_unknown_format(path: Path) -> bool:
-    """Return whether the header has format versions that no SQLite writes: then SQLite does not read or write it."""
-    with suppress(OSError), path.open("rb") as file:
-        header = file.read(_HEADER_BYTES)
-        is_unknown_version = any(version > _MAX_VERSION for version in header[18:20])
-        return is_unknown_version or int.from_bytes(header[44:48]) > _MAX_SCHEMA_FORMAT
+def _has_unknown_format(path: Path, code: int) -> bool:
+    """Return whether the header has format versions that no SQLite writes, by the error that they have caused.
+
+    SQLite takes a database with a later version for writing as read-only, and loads no schema of a later format.
+    """
+    if code == sqlite3.SQLITE_READONLY:
+        return os.access(path, os.W_OK)
+    if code == sqlite3.SQLITE_ERROR:
+        try:
+            with closing(connect_readonly(path)) as db:
+                db.execute("SELECT 1 FROM sqlite_master LIMIT 0")
+        except sqlite3.Error as error:
+            return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
     return False
 
 

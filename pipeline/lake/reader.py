@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import re
 import resource
-import shutil
 import signal
 import sqlite3
 import tempfile
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -38,9 +37,8 @@ from pipeline.lake.lake_folder import FolderKind, classify_folder, missing_catal
 from pipeline.lake.layout import LakeLayout, has_writer_since, translate_os_errors
 from pipeline.lake.ledger_format import (
     LedgerIdentity,
+    connect_readonly,
     identify_ledger,
-    lacks_log_index,
-    readonly_uri,
     refuse_other_formats,
     require_format,
     translate_sqlite_errors,
@@ -255,15 +253,9 @@ def open_ledger_readonly(layout: LakeLayout) -> Iterator[LedgerQueries]:
 
     Raises `LakeCorruptedError`, `StorageError`, and `SettingsError` for a ledger of another format.
     """
-    with ExitStack() as stack:
-        with translate_os_errors(layout.ledger), translate_sqlite_errors(layout.ledger):
-            uri = readonly_uri(layout.ledger)
-            if lacks_log_index(layout.ledger):
-                copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scanlake-")), layout.ledger.name)
-                for suffix in ("", "-wal"):
-                    shutil.copyfile(f"{layout.ledger}{suffix}", f"{copy}{suffix}")
-                uri = copy.as_uri()
-            db = stack.enter_context(closing(sqlite3.connect(uri, uri=True, timeout=10)))
+    with translate_os_errors(layout.ledger), translate_sqlite_errors(layout.ledger):
+        connection = connect_readonly(layout.ledger)
+    with closing(connection) as db:
         db.row_factory = sqlite3.Row
         ledger = LedgerQueries(db, layout.ledger)
         require_format(ledger.format(), db)

@@ -2,10 +2,13 @@
 
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from tests.budget import read_slow_modules
@@ -39,6 +42,20 @@ def test_writing_elsewhere_is_refused_and_remembered(guard: Guard) -> None:
         assert not path.exists()
     assert guard.refused == [f"a file outside the temporary folder: {path}" for path in paths]
     guard.refused.clear()
+
+
+def test_a_database_that_is_held_is_opened_by_nobody_else(tmp_path: Path) -> None:
+    """A file on which this process has a lock is not opened, nor its index; one that is closed again is."""
+    path = tmp_path / "ledger.sqlite"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("CREATE TABLE t (x)")
+        for file in (path, tmp_path / "ledger.sqlite-shm"):
+            with pytest.raises(Refused, match="holds"):
+                file.read_bytes()
+    path.read_bytes()
+    with duckdb.connect(str(tmp_path / "catalog.duckdb")), pytest.raises(Refused, match="holds"):
+        (tmp_path / "catalog.duckdb").read_bytes()
 
 
 def test_the_environment_is_nobodys(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""`check` writes nothing: no byte, mode or time changes in a lake, in its copies or in a report's folder."""
+"""`check` writes nothing: no byte, mode or time changes in a lake, in its copies or in a report's folder.
+
+SQLite alone may write the index of a killed run's log anew: a cache, which nobody could read otherwise.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +65,10 @@ KINDS: Final[dict[str, tuple[int, Callable[[Path], Any]]]] = {  # exit code of `
 }  # fmt: skip
 
 
+def _describe_without_index(folder: Path) -> dict[str, tuple[Any, ...]]:
+    return {name: what for name, what in describe(folder).items() if not name.endswith("/ledger.sqlite-shm")}
+
+
 def _make_world(folder: Path) -> Path:
     """Make a lake and its published copy in a folder."""
     told(make_lake(folder / "lake"), "publish", "--to", f"file://{folder}/target")
@@ -80,16 +87,16 @@ def test_check_changes_no_byte(kind: str, world: Path, tmp_path: Path, main: Sca
     shutil.copytree(world, tmp_path, dirs_exist_ok=True)
     code, damage = KINDS[kind]
     damage(tmp_path / "lake")
-    before = describe(tmp_path)
+    before = _describe_without_index(tmp_path)
     given = ("--lake", str(tmp_path / "lake"), "--set", f"publish_to=file://{tmp_path}/target", "--json")
     for options in (("--published", "--read-data"), *([()] if kind == "none" else [])):
         answer = main("check", *options, *given)
-        assert describe(tmp_path) == before, options
+        assert _describe_without_index(tmp_path) == before, options
         assert answer.code == code, answer
         assert not [each for each in answer.json["findings"] if "scanlake check" in each["hint"]], "a hint in a circle"
     main("repair", "--dry-run", "--read-data", *given)
     main("status", *given)
-    assert describe(tmp_path) == before
+    assert _describe_without_index(tmp_path) == before
 
 
 async def test_check_changes_no_image_and_no_report(tmp_path: Path) -> None:

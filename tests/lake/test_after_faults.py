@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
+import signal
 import sqlite3
 import tempfile
 from contextlib import closing, contextmanager, suppress
@@ -33,13 +35,16 @@ if TYPE_CHECKING:
 
 def kill_with_log(lake: Path) -> None:
     """Leave the ledger's log as a killed run does."""
-    killed = Path(shutil.copy(lake / "ledger.sqlite", lake.with_name("killed.sqlite")))
-    with closing(Ledger(killed)) as ledger:
-        ledger.set_properties(deep_position=3)
-        for suffix in ("", "-wal", "-shm"):
-            shutil.copyfile(f"{killed}{suffix}", f"{lake / 'ledger.sqlite'}{suffix}")
-    killed.unlink()
+    process = multiprocessing.get_context("fork").Process(target=_commit_and_die, args=(lake / "ledger.sqlite",))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert (lake / "ledger.sqlite-wal").stat().st_size
+
+
+def _commit_and_die(path: Path) -> None:
+    Ledger(path).set_properties(deep_position=3)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def write(lake: Path) -> tuple[int, str]:

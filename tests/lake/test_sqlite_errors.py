@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipeline.errors import LakeCorruptedError, StorageError
+from pipeline.lake.duckdb import read_database
+from pipeline.lake.integrity import refuse_foreign_entries
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
@@ -48,6 +50,19 @@ def test_a_log_that_vanishes_is_no_damage(tmp_path: Path) -> None:
         stop.set()
         process.join()
     assert found == {LedgerIdentity.LEDGER}
+
+
+def test_databases_that_are_held_are_opened_by_their_libraries_alone(two_files: Path, tmp_path: Path) -> None:
+    """Ledger and catalog are identified, read and checked for foreign files while this process has them open."""
+    layout = LakeLayout(
+        copy_lake(two_files, tmp_path / "lake")
+    )  # the guard of the suite refuses any other open of a file with a lock
+    with closing(Ledger(layout.ledger)) as ledger, read_database(layout.catalog):
+        ledger.set_properties(deep_position=1)
+        assert identify_ledger(layout.ledger) is LedgerIdentity.LEDGER
+        refuse_foreign_entries(layout)
+        with open_ledger_readonly(layout) as other, read_database(layout.catalog):
+            assert other.properties.deep_position == 1
 
 
 def test_a_ledger_that_cannot_be_opened_is_no_damage(tmp_path: Path) -> None:
