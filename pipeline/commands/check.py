@@ -12,15 +12,13 @@ from pipeline.client.probe import check_service
 from pipeline.command_options import Excludes, ReadDataOption, Requires
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
-from pipeline.findings import CheckResult, Finding, collect, error, format_finding, from_error, ok, skipped
-from pipeline.formatting import pluralize
+from pipeline.findings import CheckResult, Finding, collect, format_finding, from_error, ok, skipped
 from pipeline.lake.layout import LakeLayout, lock_lake_for_reading
 from pipeline.lake.reader import has_catalog
 from pipeline.maintenance.repair import check_folder, check_lake, check_permissions
 from pipeline.process import run_async
-from pipeline.publish.iceberg import has_iceberg_tables, list_iceberg_objects
+from pipeline.publish.iceberg import check_iceberg_tables, has_iceberg_tables
 from pipeline.publish.stores import open_store
-from pipeline.publish.target import REMAKE_HINT
 from pipeline.publish.target_checks import check_published, check_target, name_tables
 from pipeline.publish_after_run import read_publish_record
 from pipeline.reports.folder_check import check_report_folder
@@ -56,7 +54,8 @@ def run(
     image with its size, and opens the catalog and every kept snapshot. `scanlake repair` repairs the damage in a lake.
 
     --published compares objects, rows and images of the newest published snapshot with the lake, with --read-data also
-    every object's hash. Files that Iceberg tables need and do not have are named, too.
+    every object's hash. Of Iceberg tables it names missing files, and tables with another number of rows than the
+    snapshot, with --read-data also other rows.
 
     --report checks checksums, PDFs, manifest and signature of a folder, and needs neither lake nor service. A folder
     that was signed by its job must have its signature.
@@ -128,8 +127,6 @@ def _check_published(settings: Settings, *, read_data: bool) -> Iterator[Finding
             location = settings.iceberg_location or target or ""
             subject = name_tables(location)
             with lock_lake_for_reading(layout):
-                objects, _, missing = list_iceberg_objects(settings, location)
-            yield from (error("target", file, "missing", REMAKE_HINT) for file in missing)
-            yield ok("target", subject, f"{pluralize(len(objects), 'object')} compared")
+                yield from check_iceberg_tables(layout, settings, location, subject, read_data=read_data)
     except ScanlakeError as failure:
         yield from_error("target", subject, failure)

@@ -127,7 +127,7 @@ def _erase_copies(
     if target is not None:
         copies[target] = lambda: list_mirror(layout, open_store(target))
     if location is not None:
-        copies[name_tables(location)] = lambda: list_iceberg_objects(settings, location)[:2]
+        copies[name_tables(location)] = lambda: list_iceberg_objects(settings, location)
     erased = read_copies(copies, file_ids, id_columns(properties))
     return published, (*erased, *find_earlier_targets(layout, copies))
 

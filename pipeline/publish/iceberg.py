@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from msgspec import Struct
 
 from pipeline.errors import PublishError, SettingsError
-from pipeline.publish.target import NOTHING_PUBLISHED, OWNER, SweepRule, note_published, note_target, refuse_lost_target
+from pipeline.publish.target import OWNER, SweepRule, note_published, note_target, refuse_lost_target
 from schemas.tables import BY_NAME
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pipeline.findings import Finding
     from pipeline.lake.lake import Lake
+    from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger_queries import LakeProperties, PublishRecord
     from pipeline.publish.target_checks import Objects
     from pipeline.settings import Settings
@@ -99,22 +103,25 @@ def find_tables_location(properties: LakeProperties) -> str | None:
     return locations[-1] if locations else None
 
 
-def list_iceberg_objects(settings: Settings, location: str) -> tuple[Objects, list[str], list[str]]:
-    """Return all objects in the folders of the tables, the manifests that no table needs, and the missing files.
+def list_iceberg_objects(settings: Settings, location: str) -> tuple[Objects, list[str]]:
+    """Return all objects in the folders of the tables, and the locations of the manifests that no table needs.
 
-    The last two are locations. Raises `PublishError`, also if a table is missing.
+    Raises `PublishError`, also if a table is missing.
     """
     catalog, publish = _connect(settings, location), _import("iceberg_publish")
-    states = catalog.load(BY_NAME)
-    if not states:
-        raise PublishError(NOTHING_PUBLISHED)
-    if missing := sorted(BY_NAME.keys() - states.keys()):
-        raise PublishError(f"The Iceberg table {missing[0]} does not exist.", hint="Run `scanlake publish --iceberg`.")
+    states = publish.load_all_tables(catalog)
     needed = publish.list_table_files(catalog.io, states.values())
     files = [item for state in states.values() for item in publish.list_stored_files(catalog.io, state)]
     unneeded = [file for _, file, _ in files if file.endswith(".avro") and file not in needed]
-    missing_files = sorted(needed.difference(file for _, file, _ in files))
-    return [(store, item.path) for store, _, item in files], unneeded, missing_files
+    return [(store, item.path) for store, _, item in files], unneeded
+
+
+def check_iceberg_tables(
+    layout: LakeLayout, settings: Settings, location: str, subject: str, *, read_data: bool
+) -> Iterator[Finding]:
+    """Yield findings for the files and the rows of the tables, of which `subject` is the name."""
+    findings = _import("iceberg_check").check_tables(_connect(settings, location), layout, subject, read_data=read_data)
+    yield from findings
 
 
 def _connect(settings: Settings, location: str) -> Any:

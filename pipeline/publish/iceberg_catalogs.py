@@ -32,7 +32,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from pipeline.errors import PublishConflictError, PublishError, ScanlakeError, SettingsError
-from pipeline.publish.iceberg_format import StoreFileIO, new_metadata, read_intact
+from pipeline.publish.iceberg_format import FORMAT_VERSION, StoreFileIO, new_metadata, read_intact
 from pipeline.publish.stores import open_store
 from pipeline.publish.target import FORMAT, LATEST, OWNER, encode_record, read_record, refuse_other_lake, require_lake
 from schemas.tables import FILES
@@ -179,7 +179,7 @@ class CatalogTables(IcebergCatalog):
 
     def create(self, name: str, schema: Schema, properties: Mapping[str, str]) -> TableState:
         location = f"{self.root}/tables/{name}" if self.root else None
-        versioned = {"format-version": "2", **properties}
+        versioned = {"format-version": str(FORMAT_VERSION), **properties}
         with translate_catalog_errors():
             table = self._catalog.create_table((self._namespace, name), schema, location=location, properties=versioned)
         return self._state(name, table)

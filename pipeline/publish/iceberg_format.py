@@ -10,8 +10,9 @@ writers are half private: no other module uses them, and the extra `lakehouse` p
 
 from __future__ import annotations
 
+import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from hashlib import sha256
 from io import BytesIO
 from itertools import chain
@@ -20,6 +21,7 @@ from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct, field
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
@@ -90,7 +92,7 @@ _NO_STATISTICS: Final[Mapping[str, Any]] = {
     "nan_value_counts": None,
     "split_offsets": None,
 }
-_DIGEST: Final = re.compile(r"-deletes-([0-9a-f]{16})-[0-9a-f]{8}\.parquet")
+_DELETE_NAME: Final = re.compile(r"(.*)-deletes-([0-9a-f]{16})-[0-9a-f]{8}\.parquet", re.DOTALL)
 _MAX_MANIFESTS: Final = 8  # of one kind, each of which a reader opens
 _CODEC: Final = "deflate"
 _TYPES: Final[dict[pa.DataType, PrimitiveType]] = {
@@ -104,6 +106,7 @@ _COMMIT_SEQ_COMMENT: Final = "Commit that wrote the version of the file that the
 _UTC: Final = "(UTC)"
 _Result = TypeVar("_Result")
 
+FORMAT_VERSION: Final = 2
 LAKE_PROPERTY: Final = "scanlake.lake"
 """Table property with the id of the lake that the table belongs to."""
 SYNC_PROPERTY: Final = "scanlake.sync"
@@ -123,19 +126,21 @@ class DeleteFile(Struct, frozen=True):
 
     file: DataFile
     sequence: int
-
-    @property
-    def digest(self) -> str:
-        """Digest of all positions of the data file that are deleted with this file and the earlier ones."""
-        match = _DIGEST.search(self.file.file_path)
-        return match[1] if match else ""
+    digest: str
+    """Digest of all positions of the data file that are deleted with this file and the earlier ones."""
 
 
 class TableFiles(Struct, frozen=True):
-    """Files of a table's current snapshot: data files by location, delete files by the location of their data file."""
+    """Files of a table's current snapshot: data files, and scanlake's delete files by the location of their data file.
 
-    data: dict[str, DataFile]
+    `others` can have no place in a publish: delete files that others wrote or that a reader does not apply, because
+    their data file was removed or came back later, and data files that are there twice or in a partition. All of these
+    are locations.
+    """
+
+    data: set[str]
     deletes: dict[str, list[DeleteFile]]
+    others: set[str]
     manifests: tuple[ManifestFile, ...]
 
 
@@ -342,25 +347,31 @@ def read_files(metadata: TableMetadata, io: StoreFileIO) -> TableFiles:
     """Return the files of a table's current snapshot."""
     current = metadata.current_snapshot()
     manifests = tuple(read_intact(current.manifest_list, current.manifests, io)) if current is not None else ()
-    data: dict[str, DataFile] = {}
+    read = (read_intact(manifest.manifest_path, manifest.fetch_manifest_entry, io) for manifest in manifests)
+    entries = list(chain.from_iterable(read))
+    times = Counter(entry.data_file.file_path for entry in entries)
+    sequences = {
+        entry.data_file.file_path: entry.sequence_number or 0
+        for entry in entries
+        if entry.data_file.content == DataFileContent.DATA
+        and entry.data_file.spec_id == UNPARTITIONED_PARTITION_SPEC.spec_id
+        and times[entry.data_file.file_path] == 1
+    }
     deletes: defaultdict[str, list[DeleteFile]] = defaultdict(list)
-    entries = (read_intact(manifest.manifest_path, manifest.fetch_manifest_entry, io) for manifest in manifests)
-    for entry in chain.from_iterable(entries):
-        file = entry.data_file
-        if file.content == DataFileContent.DATA:
-            data[file.file_path] = file
-        else:
-            deletes[file.lower_bounds[_PATH_ID].decode()].append(DeleteFile(file, entry.sequence_number or 0))
-    for files in deletes.values():
-        files.sort(key=lambda delete: delete.sequence)
-    return TableFiles(data, dict(deletes), manifests)
+    for entry in sorted(entries, key=lambda entry: entry.sequence_number or 0):
+        if match := _DELETE_NAME.fullmatch(entry.data_file.file_path):
+            location, sequence = f"{match[1]}.parquet", entry.sequence_number or 0
+            if sequence >= sequences.get(location, math.inf):
+                deletes[location].append(DeleteFile(entry.data_file, sequence, match[2]))
+    own = {delete.file.file_path for delete in chain.from_iterable(deletes.values())}
+    return TableFiles(set(sequences), dict(deletes), times.keys() - sequences.keys() - own, manifests)
 
 
-def read_positions(io: StoreFileIO, files: Iterable[DeleteFile]) -> set[int]:
-    """Return the positions in files of position deletes."""
-    paths = (delete.file.file_path for delete in files)
-    tables = (read_intact(path, pq.read_table, pa.BufferReader(io.read(path))) for path in paths)
-    return {position for table in tables for position in table["pos"].to_pylist()}
+def read_positions(io: FileIO, paths: Iterable[str], location: str) -> set[int]:
+    """Return the positions of a data file in files of position deletes; `paths` are their locations."""
+    tables = (read_intact(path, pq.read_table, io.new_input(path).open()) for path in paths)
+    of_file = (table.filter(pc.equal(table["file_path"], location)) for table in tables)
+    return {position for table in of_file for position in table["pos"].to_pylist()}
 
 
 # Files
@@ -522,8 +533,8 @@ class _SnapshotWriter:
     def _write_manifest(self, content: ManifestContent, entries: Iterable[ManifestEntry]) -> None:
         writer_class = ManifestWriterV2 if content == ManifestContent.DATA else _DeleteManifestWriter
         output = self._io.new_output(self._location(f"{self._uuid}-m{len(self._manifests)}.avro"))
-        spec, schema = self._metadata.spec(), self._metadata.schema()
-        with writer_class(spec, schema, output, self.snapshot_id, _CODEC) as writer:
+        schema = self._metadata.schema()
+        with writer_class(UNPARTITIONED_PARTITION_SPEC, schema, output, self.snapshot_id, _CODEC) as writer:
             for entry in entries:
                 writer.add_entry(entry)
         self._manifests.append(writer.to_manifest_file())
@@ -533,7 +544,7 @@ class _SnapshotWriter:
         # The id is a random number of 63 bits, and every kept snapshot has the name in its table's metadata.
         location = self._location(f"snap-{self.snapshot_id}.avro")
         output = self._io.new_output(location)
-        with write_manifest_list(2, output, self.snapshot_id, parent_id, self.sequence, _CODEC) as writer:
+        with write_manifest_list(FORMAT_VERSION, output, self.snapshot_id, parent_id, self.sequence, _CODEC) as writer:
             writer.add_manifests(self._manifests)
         return location
 

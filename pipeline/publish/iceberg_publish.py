@@ -26,7 +26,7 @@ from pyiceberg.table.update import (
     update_table_metadata,
 )
 
-from pipeline.errors import SettingsError
+from pipeline.errors import PublishError, SettingsError
 from pipeline.lake.duckdb import open_instance, translate_duckdb_errors
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.layout import list_snapshots
@@ -36,6 +36,7 @@ from pipeline.lake.sql import sql_literal
 from pipeline.publish.iceberg import IcebergResult
 from pipeline.publish.iceberg_catalogs import MAIN, LocationOwner, TableCommit, claim_locations
 from pipeline.publish.iceberg_format import (
+    FORMAT_VERSION,
     LAKE_PROPERTY,
     SYNC_PROPERTY,
     FileChanges,
@@ -51,6 +52,8 @@ from pipeline.publish.iceberg_format import (
 )
 from pipeline.publish.object_store import PendingUpload, run_side_by_side, upload_all
 from pipeline.publish.target import (
+    NOTHING_PUBLISHED,
+    REMAKE_HINT,
     TABLES_PREFIX,
     data_prefix,
     delete_own_objects,
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.table.update import TableUpdate
 
     from pipeline.lake.layout import LakeLayout
@@ -138,22 +142,54 @@ def _load_tables(catalog: IcebergCatalog, layout: LakeLayout, lake_id: str) -> d
     Raises `SettingsError` if they belong to another lake, and `ForeignObjectError` if they show a sync that this lake
     has never had.
     """
-    states = catalog.load(BY_NAME)
+    states = _load_own_form(catalog)
     for state in states.values():
         _check_owner(state, lake_id)
     # `files` is committed last: with its sync the others have come, too.
-    current = states[FILES.name].metadata.current_snapshot() if FILES.name in states else None
-    if current is not None and current.summary and (run_id := current.summary[_RUN]):
+    snapshots = states[FILES.name].metadata.snapshots if FILES.name in states else ()
+    own_states = [own for snapshot in snapshots if (own := read_own_state(snapshot))]
+    if own_states and own_states[-1][1]:
         with open_ledger_readonly(layout) as ledger:
-            require_own_snapshot(
-                ledger, (int(current.summary[_SNAPSHOT] or 0), run_id), f"The Iceberg table {FILES.name}"
-            )
+            require_own_snapshot(ledger, own_states[-1], f"The Iceberg table {FILES.name}")
     roots = _list_roots(catalog, states)
     claim_locations(catalog.io, roots, LocationOwner(lake_id, catalog.id))
     for name, table in BY_NAME.items():
         if name not in states:
             states[name] = catalog.create(name, to_iceberg_schema(table), table_properties(table, lake_id))
     return states
+
+
+def load_all_tables(catalog: IcebergCatalog) -> dict[str, TableState]:
+    """Return all tables. Raises `PublishError` if one is missing, or as `_load_own_form`."""
+    states = _load_own_form(catalog)
+    if not states:
+        raise PublishError(NOTHING_PUBLISHED)
+    if missing := sorted(BY_NAME.keys() - states.keys()):
+        raise PublishError(f"The Iceberg table {missing[0]} does not exist.", hint="Run `scanlake publish --iceberg`.")
+    return states
+
+
+def _load_own_form(catalog: IcebergCatalog) -> dict[str, TableState]:
+    """Return the tables that exist. Raises `PublishError` for a form that scanlake does not write.
+
+    A table that was moved has files where no sweep and no purge looks.
+    """
+    states = catalog.load(BY_NAME)
+    for name, state in states.items():
+        folder = f"{state.metadata.location.rstrip('/')}/"
+        own = [snapshot for snapshot in state.metadata.snapshots if read_own_state(snapshot)]
+        is_moved = not all(snapshot.manifest_list.startswith(folder) for snapshot in own)
+        if is_moved or state.metadata.format_version != FORMAT_VERSION:
+            what = "location" if is_moved else "format version"
+            raise PublishError(f"The Iceberg table {name} has another {what} than scanlake gave it.", hint=REMAKE_HINT)
+    return states
+
+
+def read_own_state(snapshot: Snapshot | None) -> tuple[int, str] | None:
+    """Return number and run of the sync that a table's snapshot shows; None if another program has made it."""
+    summary = None if snapshot is None else snapshot.summary
+    number = None if summary is None else summary[_SNAPSHOT]
+    return None if number is None or summary is None else (int(number), summary[_RUN] or "")
 
 
 def _check_owner(state: TableState, lake_id: str) -> None:
@@ -233,7 +269,7 @@ def stage_table(
         updates += [AddSnapshotUpdate(snapshot=current), _refer(MAIN, SnapshotRefType.BRANCH, current.snapshot_id)]
     updates += _update_tags(metadata, current.snapshot_id, sync)
     commit = TableCommit(state, tuple(updates)) if updates else None
-    return StagedTable(commit, changes, len(files.data.keys() - parts.keys()))
+    return StagedTable(commit, changes, len(files.data - parts.keys()))
 
 
 def _update_schema(table: Table, metadata: TableMetadata, sync: Sync) -> list[TableUpdate]:
@@ -360,29 +396,30 @@ def _plan_changes(
     changes.data = [
         describe_data_file(part, location, schema) for location, part in parts.items() if location not in files.data
     ]
-    changes.removed = files.data.keys() - parts.keys()
+    changes.removed = (files.data - parts.keys()) | files.others
     for location, former in files.deletes.items():
         if location not in parts:
             changes.removed.update(_locations(former))
     for location in parts:
         own = positions.get(location, ())
-        if (new := _plan_deletes(io, changes, files.deletes.get(location, ()), own)) is not None:
+        if (new := _plan_deletes(io, changes, location, files.deletes.get(location, ()), own)) is not None:
             digest = digest_positions(own)
             changes.deletes.append(write_deletes(io, location, new, digest=digest))
     return changes
 
 
 def _plan_deletes(
-    io: StoreFileIO, changes: FileChanges, former: Sequence[DeleteFile], positions: Sequence[int]
+    io: StoreFileIO, changes: FileChanges, location: str, former: Sequence[DeleteFile], positions: Sequence[int]
 ) -> list[int] | None:
     """Return the positions that a new delete file of a data file has to have; None if it needs none.
 
     A publish adds one file with the new positions. It replaces all files by one if there are many, or if rows are
     deleted that are to be visible again: after a rollback.
     """
-    if former and former[-1].digest == digest_positions(positions):
+    is_whole = sum(delete.file.record_count for delete in former) == len(positions)  # others can have removed some
+    if former and is_whole and former[-1].digest == digest_positions(positions):
         return None
-    deleted = read_positions(io, former)
+    deleted = read_positions(io, _locations(former), location)
     if len(former) >= _MAX_DELETE_FILES or not deleted <= set(positions):
         changes.removed.update(_locations(former))
         deleted = set()

@@ -446,10 +446,10 @@ def test_a_location_can_be_spelled_in_another_way(history: History, tmp_path: Pa
     orphan = f"{location}/metadata/{UUID(int=7)}-m0.avro"
     catalog.io.create(orphan, b"orphan")
     with mock.patch.object(iceberg, "_connect", return_value=catalog):
-        objects, unneeded, _ = list_iceberg_objects(Settings(), "")
+        objects, unneeded = list_iceberg_objects(Settings(), "")
         assert unneeded == [orphan]
         rule = SweepRule(time.time() + 600, frozenset())
         assert publish(history.root, catalog, history.stamp, rule=rule, has_purged=True).deleted == 1
-        remaining, unneeded, _ = list_iceberg_objects(Settings(), "")
+        remaining, unneeded = list_iceberg_objects(Settings(), "")
     assert (len(remaining), unneeded) == (len(objects) - 1, [])
     assert list_differences(history.root, history.stamp, reader(catalog)) == []

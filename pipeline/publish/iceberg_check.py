@@ -1,0 +1,80 @@
+"""Check of published Iceberg tables: their files, and their rows as another engine reads them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.table import Table as IcebergTable
+
+from pipeline.errors import ScanlakeError
+from pipeline.findings import error, ok, warning
+from pipeline.formatting import pluralize
+from pipeline.lake.duckdb import read_database
+from pipeline.lake.layout import list_snapshots
+from pipeline.lake.sql import sql_identifier
+from pipeline.publish.iceberg_format import SYNC_PROPERTY, read_positions
+from pipeline.publish.iceberg_publish import list_stored_files, list_table_files, load_all_tables, read_own_state
+from pipeline.publish.target import REMAKE_HINT
+from schemas.tables import BY_NAME, FILES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import duckdb
+    from pyiceberg.table import DataScan
+
+    from pipeline.findings import Finding
+    from pipeline.lake.layout import LakeLayout
+    from pipeline.publish.iceberg_catalogs import IcebergCatalog
+    from schemas.tables import Table
+
+_HINT: Final = "Run `scanlake publish --iceberg`."
+
+
+def check_tables(catalog: IcebergCatalog, layout: LakeLayout, subject: str, *, read_data: bool) -> Iterator[Finding]:
+    """Yield the files that tables lack, and the tables that show other rows than the snapshot that was published.
+
+    Rows are counted, with `read_data` compared. Raises `PublishError`.
+    """
+    states, snapshots = load_all_tables(catalog), dict(list_snapshots(layout))
+    stored = {file for state in states.values() for _, file, _ in list_stored_files(catalog.io, state)}
+    lost = list_table_files(catalog.io, states.values()) - stored
+    yield from (error("target", file, "missing", REMAKE_HINT) for file in sorted(lost))
+    tag, rows = states[FILES.name].metadata.properties.get(SYNC_PROPERTY, ""), "not compared"
+    number, newest = int(tag.rpartition("-")[2] or 0), max(snapshots, default=0)
+    if number != newest:
+        yield warning("target", subject, f"has {tag or 'no sync'}, the lake has snapshot {newest}", _HINT)
+    if number in snapshots and not lost:
+        rows = "compared" if read_data else "counted"
+        with read_database(snapshots[number]) as db:
+            for name, state in states.items():
+                scan = IcebergTable(
+                    (name,), state.metadata, state.metadata_location, catalog.io, NoopCatalog(name)
+                ).scan()
+                if problem := _find_wrong_rows(db, BY_NAME[name], scan, read_data=read_data):
+                    yield error("target", f"Iceberg table {name}", problem, _HINT)
+                elif not (read_data or read_own_state(state.metadata.current_snapshot())):
+                    yield warning("target", f"Iceberg table {name}", "another program has changed it", _HINT)
+    yield ok("target", subject, f"{pluralize(len(stored), 'object')} compared, rows {rows}")
+
+
+def _find_wrong_rows(db: duckdb.DuckDBPyConnection, table: Table, scan: DataScan, *, read_data: bool) -> str | None:
+    """Return how the rows of a scan differ from those of the table in the open catalog."""
+    try:
+        tasks = [(task.file, [file.file_path for file in task.delete_files]) for task in scan.plan_files()]
+        rows = sum(file.record_count - len(read_positions(scan.io, paths, file.file_path)) for file, paths in tasks)
+        ((expected,),) = db.execute(f"SELECT count(*) FROM {table.qualified_name}").fetchall()
+        if rows != expected:
+            return f"{pluralize(rows, 'row')}, the snapshot has {expected:,}"
+        if read_data and rows:
+            db.register("published", scan.to_arrow_batch_reader())
+            values = ", ".join(f"{sql_identifier(column.name)}::VARCHAR" for column in table.columns)
+            query = f"SELECT sum(hash({values})::HUGEINT) FROM "
+            if len({db.execute(query + source).fetchall()[0] for source in (table.qualified_name, "published")}) > 1:
+                return "other rows than the snapshot"
+    except ScanlakeError as failure:
+        return failure.message.rstrip(".")
+    except Exception as failure:  # noqa: BLE001 - pyiceberg cannot read all that other engines write
+        return f"cannot be read ({type(failure).__name__})"
+    return None
