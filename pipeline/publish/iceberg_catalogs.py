@@ -34,7 +34,16 @@ from sqlalchemy.orm import Session
 from pipeline.errors import PublishConflictError, PublishError, ScanlakeError, SettingsError
 from pipeline.publish.iceberg_format import FORMAT_VERSION, StoreFileIO, new_metadata, read_intact
 from pipeline.publish.stores import open_store
-from pipeline.publish.target import FORMAT, LATEST, OWNER, encode_record, read_record, refuse_other_lake, require_lake
+from pipeline.publish.target import (
+    FORMAT,
+    LATEST,
+    OWNER,
+    encode_record,
+    read_record,
+    refuse_other_lake,
+    require_lake,
+    require_own_objects,
+)
 from schemas.tables import FILES
 
 if TYPE_CHECKING:
@@ -46,6 +55,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.update import TableRequirement, TableUpdate
 
+    from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.publish.object_store import ObjectStore
 
 POINTER: Final = "iceberg.json"
@@ -341,13 +351,20 @@ class LocationOwner(Struct, frozen=True):
     format: int = FORMAT
 
 
-def claim_locations(io: StoreFileIO, roots: Iterable[str], owner: LocationOwner) -> None:
-    """Make `owner` the owner of each location (a URL), if it has none. Raises `SettingsError` if another has it."""
-    for root in sorted(roots):
+def claim_locations(io: StoreFileIO, roots: Mapping[str, bool], owner: LocationOwner, ledger: LedgerQueries) -> None:
+    """Make `owner` the owner of each location (a URL), if it has none; the value is whether its tables are there.
+
+    Raises `SettingsError` if another has it, or if a new one has objects of others, and `PublishError` if that ignores
+    conditions.
+    """
+    for root, has_tables in sorted(roots.items()):
         store = io.open_root(root)
         existing, _ = read_record(store, OWNER, LocationOwner)
         if existing is None:
             require_lake(store, LATEST, owner.lake_id, "the mirror")  # its sweep deletes unknown parts
+            if not has_tables:
+                require_own_objects(store, ledger, {item.path: item for item in store.list()}, owner.lake_id)
+                store.probe()
             if store.create(OWNER, encode_record(owner)):
                 continue
             existing, _ = read_record(store, OWNER, LocationOwner)

@@ -148,11 +148,10 @@ def _load_tables(catalog: IcebergCatalog, layout: LakeLayout, lake_id: str) -> d
     # `files` is committed last: with its sync the others have come, too.
     snapshots = states[FILES.name].metadata.snapshots if FILES.name in states else ()
     own_states = [own for snapshot in snapshots if (own := read_own_state(snapshot))]
-    if own_states and own_states[-1][1]:
-        with open_ledger_readonly(layout) as ledger:
+    with open_ledger_readonly(layout) as ledger:
+        if own_states and own_states[-1][1]:
             require_own_snapshot(ledger, own_states[-1], f"The Iceberg table {FILES.name}")
-    roots = _list_roots(catalog, states)
-    claim_locations(catalog.io, roots, LocationOwner(lake_id, catalog.id))
+        claim_locations(catalog.io, _list_roots(catalog, states), LocationOwner(lake_id, catalog.id), ledger)
     for name, table in BY_NAME.items():
         if name not in states:
             states[name] = catalog.create(name, to_iceberg_schema(table), table_properties(table, lake_id))
@@ -199,13 +198,13 @@ def _check_owner(state: TableState, lake_id: str) -> None:
         raise SettingsError(f"The Iceberg table {state.name} {whose}.", hint="Use another iceberg_namespace.")
 
 
-def _list_roots(catalog: IcebergCatalog, states: Mapping[str, TableState]) -> set[str]:
-    """Return the locations below which the tables have, or will have, the folders of the lake's target."""
-    roots = {catalog.root} if catalog.root and not states.keys() >= BY_NAME.keys() else set()
+def _list_roots(catalog: IcebergCatalog, states: Mapping[str, TableState]) -> dict[str, bool]:
+    """Return the locations of the folders of the tables, present or to come, and whether tables are there."""
+    roots = {catalog.root: False} if catalog.root and not states.keys() >= BY_NAME.keys() else {}
     for name, state in states.items():
         location = state.metadata.location.rstrip("/")
         if location.endswith(folder := f"/{TABLES_PREFIX}/{name}"):
-            roots.add(location.removesuffix(folder))
+            roots[location.removesuffix(folder)] = True
     return roots
 
 

@@ -298,7 +298,9 @@ def note_unerased(ledger: Ledger, *urls: str) -> None:
 # Ownership of objects
 
 
-def require_own_objects(store: ObjectStore, ledger: Ledger, listed: Mapping[str, StoredObject], lake_id: str) -> None:
+def require_own_objects(
+    store: ObjectStore, ledger: LedgerQueries, listed: Mapping[str, StoredObject], lake_id: str
+) -> None:
     """Raise `SettingsError` if a place without a record has an object that scanlake did not write.
 
     Below it, or beside its own objects, can be Iceberg tables, a mirror or a backup of the same lake, whose objects
@@ -333,7 +335,7 @@ def has_named_hash(store: ObjectStore, item: StoredObject) -> bool:
     return match is None or store.hash(item.path).startswith(match[match.lastindex or 0])
 
 
-def is_own_object(store: ObjectStore, ledger: Ledger, item: StoredObject) -> bool:
+def is_own_object(store: ObjectStore, ledger: LedgerQueries, item: StoredObject) -> bool:
     """Return whether scanlake wrote an object of a mirror, or of a backup."""
     if item.path.startswith(f"{PROBE_PREFIX}/"):
         return item.bytes < _MAX_PROBE_BYTES and store.read(item.path).startswith(item.path.encode())

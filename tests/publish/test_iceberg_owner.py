@@ -6,10 +6,11 @@ import json
 import shutil
 import time
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 
-from pipeline.errors import ExitCode, LakeCorruptedError, SettingsError
+from pipeline.errors import ExitCode, LakeCorruptedError, PublishError, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.publish.iceberg_catalogs import connect_catalog, identify_catalog
@@ -101,7 +102,7 @@ class _RacingStore(StoppingStore):
 
     def create(self, path: str, content: bytes | Path, *, sha256: str = "") -> bool:
         """Create after the other one."""
-        if path == OWNER and self.writes == 0:
+        if path == OWNER and OWNER not in self.written:
             record = {**json.loads(bytes(content)), "lake_id": _OTHER_ID}
             super().create(path, json.dumps(record).encode())
         return super().create(path, content, sha256=sha256)
@@ -112,7 +113,7 @@ def test_only_one_of_two_claims_holds(changes: Changes) -> None:
     store, foreign = _RacingStore(), StoppingStore()
     with pytest.raises(SettingsError, match="of another lake"):
         publish(changes.root, connect_catalog(URL, store=store), changes.numbers[0])
-    assert [item.path for item in store.list()] == [OWNER]
+    assert ([item.path for item in store.list()], store.written.count(OWNER)) == ([OWNER], 2)
     foreign.create(OWNER, b"other")
     with pytest.raises(LakeCorruptedError, match="is damaged: it is no JSON"):
         publish(changes.root, connect_catalog(URL, store=foreign), changes.numbers[0])
@@ -166,3 +167,18 @@ def test_a_lake_of_an_older_backup_replaces_no_newer_copy(history: History, tmp_
     History(restored, 100).sync({1: 3})
     told(restored, "publish", code=0, **settings)
     refused(lake)
+
+
+def test_a_new_location_is_empty_or_ours(changes: Changes, tmp_path: Path) -> None:
+    """Objects of others, and a store that cannot delete, are refused before anything is written; a mirror is ours."""
+    lake, first, foreign = changes.copy(tmp_path / "lake").root, changes.numbers[0], StoppingStore()
+    foreign.create("tables/files/data/mine", b"mine")
+    with pytest.raises(SettingsError, match="has other objects, such as tables/files/data/mine"):
+        publish(changes.root, connect_catalog(URL, store=foreign), first)
+    assert foreign.writes == 1
+    keeping = StoppingStore()
+    with mock.patch.object(keeping, "delete", side_effect=PublishError("refused")), pytest.raises(PublishError):
+        publish(changes.root, connect_catalog(URL, store=keeping), first)
+    assert {path.partition("/")[0] for path in keeping.written} == {"probe"}
+    told(lake, "publish", "--to", f"file://{tmp_path}/mirror")
+    told(lake, "publish", "--iceberg", "--set", f"iceberg_location=file://{tmp_path}/mirror")
