@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from msgspec.structs import asdict, replace
 
-from pipeline.errors import LakeCorruptedError, StorageError
+from pipeline.errors import LakeCorruptedError, SettingsError, StorageError
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger_format import (
     REBUILD_HINT,
@@ -48,10 +48,16 @@ class Ledger(LedgerQueries):
     def __init__(self, path: Path) -> None:
         """Open the ledger, or create it.
 
-        Raises `SettingsError` for a ledger of another format, `LakeCorruptedError` for any other database.
+        Raises `SettingsError` for a ledger of another format, or with a second name: SQLite writes in place, and keeps
+        its log by the name. Raises `LakeCorruptedError` for any other database.
         """
         if identify_ledger(path) is LedgerIdentity.OTHER_DATABASE:
             raise LakeCorruptedError(f"{path}: {LedgerIdentity.OTHER_DATABASE.value}.", hint=REBUILD_HINT)
+        if path.exists() and path.stat().st_nlink > 1:
+            raise SettingsError(
+                f"{path} is also in another folder, by a hard link: what one lake writes would damage the other.",
+                hint="Copy lakes by `cp -a` or `scanlake backup`; delete the linked copy.",
+            )
         make_log_writable(path)
         with translate_sqlite_errors(path):
             super().__init__(_connect(path), path)

@@ -30,6 +30,7 @@ from tests.commands.cli_process import called, variables
 from tests.constants import set_run_constants
 from tests.lake.corruption import checked
 from tests.lake.lake_builder import AT, commit, state
+from tests.lake.operations import called as operated
 from tests.lake.operations import told
 from tests.lake_copies import copy_lake
 from tests.rows import every
@@ -54,6 +55,32 @@ def make_lake(root: Path, **properties: Any) -> Path:
         lake.publish("", at=AT, complete=True, watermark=AT)
         lake.ledger.set_properties(**properties)
     return root
+
+
+def contents(lake: Path) -> dict[str, bytes]:
+    """Return the content of every file of a lake but the note of the last run that held it."""
+    files = (path for path in lake.rglob("*") if path.is_file() and path.name != "LOCK")
+    return {str(path): path.read_bytes() for path in files}
+
+
+def test_a_linked_lake_is_written_by_nobody(tmp_path: Path) -> None:
+    """A ledger with two names, as `cp -al` makes it, is refused by all that writes in both folders; readers go on.
+
+    Without the copy, or with one by `cp -a`, the lake is written again.
+    """
+    lake, linked, copy = make_lake(tmp_path / "lake"), tmp_path / "linked", tmp_path / "copy"
+    for option, target in (("-al", linked), ("-a", copy)):
+        subprocess.run(["cp", option, lake, target], check=True)
+    before = contents(lake)
+    for folder in (lake, linked):
+        for command in COMMANDS[5:]:
+            answer = operated(folder, *command)
+            assert (answer.code, "by a hard link" in answer.err, len(answer.lines)) == (2, True, 1), (command, answer)
+        told(folder, "query", "FROM files")
+    assert contents(lake) == before
+    shutil.rmtree(linked)
+    for folder in (lake, copy):
+        told(folder, "purge", "11", "--yes")
 
 
 def describe(folder: Path) -> dict[str, tuple[Any, ...]]:
