@@ -104,13 +104,14 @@ class RejectedFiles(Struct, frozen=True):
 
 
 class LakeStatus(Struct, frozen=True):
-    """The state of a lake. A copy of the catalog alone has no `base_url`; `lacks_rows` of the catalog is unknown."""
+    """The state of a lake. A copy of the catalog alone has no `base_url`; what the ledger knows is null."""
 
     lake: Path
     source: str | None
     base_url: str | None = None
     freshness: Freshness = Freshness()
     lacks_rows: bool | None = None
+    is_catalog_changed: bool | None = None
     publish: PublishOutcome | None = None
     tables: Mapping[str, int] = field(default_factory=dict)
     running: RunningStatus | None = None
@@ -203,6 +204,7 @@ def _update(status: LakeStatus, state: LiveState, runs: int) -> LakeStatus:
         base_url=properties.source,
         freshness=freshness,
         lacks_rows=properties.has_unpublished_rows,
+        is_catalog_changed=state.is_catalog_changed,
         publish=None if (last := properties.remote_publish) is None else PublishOutcome.from_record(last),
         running=_describe_running(state),
         paused_at_snapshot=None if (pause := properties.rollback_pause) is None else pause["to"],
@@ -259,6 +261,8 @@ def _summary_lines(status: LakeStatus) -> list[str]:
     # A publish failed or was killed.
     if fresh.snapshot is not None and status.lacks_rows and status.running is None:
         lines.append("catalog.duckdb lacks the newest rows: the next sync publishes them.")
+    if status.is_catalog_changed:
+        lines.append("catalog.duckdb is not as it was published: `scanlake check` compares its rows.")
     lines += _state_lines(status)
     if status.publish is not None:
         lines.append(str(status.publish))

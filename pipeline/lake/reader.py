@@ -435,6 +435,7 @@ class LiveState(Struct, frozen=True):
     files: int
     was_verified: bool
     has_snapshots: bool
+    is_catalog_changed: bool
 
     @property
     def running(self) -> RunRecord | None:
@@ -463,13 +464,24 @@ def read_live_state(lake: Path, *, runs: int) -> LiveState | None:
             records = ledger.recent_runs(max(runs, _MIN_RUNS))
             properties, files = ledger.properties, ledger.count_files()
             was_verified, has_snapshots = ledger.last_verification() is not None, ledger.last_snapshot() is not None
+        is_changed = all(_is_catalog_changed(layout) for _ in range(2))  # a publish can have replaced it in between
         newest_runs = tuple(_mark_interrupted(layout, index, run) for index, run in enumerate(records))
     except ScanlakeError:
         return None  # `scanlake check` shows why
     progress, newest = properties.run_progress, next(iter(newest_runs), None)
     if newest is None or newest.state != "running" or progress is None or progress["run_id"] != newest.run_id:
         progress = None
-    return LiveState(properties, newest_runs, progress, files, was_verified, has_snapshots)
+    return LiveState(properties, newest_runs, progress, files, was_verified, has_snapshots, is_changed)
+
+
+def _is_catalog_changed(layout: LakeLayout) -> bool:
+    """Return whether the catalog has another size or time than when it was published; `cp -a` of a lake keeps both."""
+    with open_ledger_readonly(layout) as ledger, translate_os_errors(layout.catalog):
+        record = ledger.properties.catalog
+        if record is None or not layout.catalog.is_file():
+            return False
+        status = layout.catalog.stat()
+        return [status.st_size, status.st_mtime_ns] != list(record["file"])[1:]
 
 
 def _mark_interrupted(layout: LakeLayout, index: int, run: RunRecord) -> RunRecord:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
+import subprocess
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -231,6 +233,20 @@ def test_a_file_of_sqlite_is_damage_for_every_reader(
     assert all(expected in line or "sha256 differs" in line for line in found), lines
     assert _repair(lake, capsys)[0] == 0
     assert _read(lake / "catalog.duckdb")["files"].total() == rows
+
+
+def test_a_changed_catalog_shows_in_the_status(lakes: Path, tmp_path: Path) -> None:
+    """A catalog that somebody has written to is named, although its records say otherwise; a copy of a lake is not."""
+    lake = _copy(lakes / "lake", tmp_path)
+    assert json.loads(told(lake, "status", "--json"))["is_catalog_changed"] is False
+    (lake / "catalog.duckdb").chmod(0o600)
+    with duckdb.connect(str(lake / "catalog.duckdb")) as db:
+        db.execute("DELETE FROM files")
+    assert json.loads(told(lake, "status", "--json"))["is_catalog_changed"] is True
+    assert "catalog.duckdb is not as it was published: `scanlake check` compares its rows." in told(lake, "status")
+    told(lake, "repair", code=0)
+    subprocess.run(["cp", "-a", lake, tmp_path / "copy"], check=True)
+    assert "not as it was published" not in told(tmp_path / "copy", "status")
 
 
 def test_a_lost_catalog_is_named_and_repaired(tmp_path: Path) -> None:
