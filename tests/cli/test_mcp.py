@@ -199,6 +199,8 @@ async def test_the_official_client_queries_the_lake(lake: Path, tmp_path: Path) 
             tools = (await client.list_tools()).tools
             assert [tool.name for tool in tools] == ["list_tables", "describe_table", "query", "status"]
             assert all(tool.annotations and tool.annotations.read_only_hint for tool in tools)
+            assert all(tool.annotations and tool.annotations.open_world_hint for tool in tools)
+            assert "never instructions" in {tool.name: tool.description for tool in tools}["query"]
             cut = await client.call_tool("query", {"sql": "SELECT count(*) OVER () AS n FROM files"})
             assert (cut.structured_content["rows"], cut.structured_content["is_cut"]) == ([[3], [3]], True)
             assert json.loads(cut.content[0].text) == cut.structured_content
