@@ -20,6 +20,8 @@ from msgspec import Struct
 
 from schemas import value_types, wire
 
+SCHEMA_VERSION: Final = 197
+"""Number of the columns that there have ever been. A program with fewer would drop some, and does not write."""
 _ARROW: Final = {
     value_types.ID: pa.int64(),
     value_types.COUNT: pa.int64(),

@@ -20,7 +20,8 @@ from pipeline.lake.ledger import Ledger, integrity_problem
 from pipeline.lake.ledger_format import REBUILD_HINT, describe_ledger, identify_ledger
 from pipeline.lake.ledger_rebuild import list_documents, rebuild_ledger
 from pipeline.lake.part_rows import read_references, write_pending_rows
-from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, TABLES
+from pipeline.version import __version__
+from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,6 +80,7 @@ class Lake:
             is_new = not self.layout.ledger.exists()
             self.ledger = Ledger(self.layout.ledger)
             stack.callback(self.ledger.close)
+            self._require_known_schema()
             catalog.refuse_other_databases(self.layout, self.ledger)
             if is_new:
                 fsync_dir(self.layout.root)  # parts without a ledger would look like a lake with a lost ledger
@@ -100,6 +102,14 @@ class Lake:
             is_missing = kind is FolderKind.LAKE_WITHOUT_LEDGER
             problem = self._ledger_problem if is_missing else integrity_problem(self.layout.ledger)
             self.findings += rebuild_ledger(self.layout, problem) if problem else ()
+
+    def _require_known_schema(self) -> None:
+        """Record the schema. Raises `SettingsError` if a newer one wrote the lake: its columns would be dropped."""
+        if (newest := self.ledger.properties.schema) > SCHEMA_VERSION:
+            problem = f"The lake has columns of a newer scanlake, which this one ({__version__}) would drop."
+            raise SettingsError(problem, hint="Update scanlake.")
+        if newest < SCHEMA_VERSION:
+            self.ledger.set_properties(schema=SCHEMA_VERSION)
 
     def commit(self, commit: Commit) -> None:
         """Make the parts of a commit, which are on disk, and its progress current in one transaction.

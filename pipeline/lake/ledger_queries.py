@@ -221,7 +221,7 @@ class DeltaBase(TypedDict):
 
 
 KEPT_PROPERTIES: Final = frozenset(
-    {"lake_id", "source", "lang", "remote_publish", "published_targets", "rollback_pause"}
+    {"lake_id", "schema", "source", "lang", "remote_publish", "published_targets", "rollback_pause"}
 )
 """Properties that the catalog has, too: what binds the lake to its service and its copies outlives the ledger."""
 
@@ -247,6 +247,7 @@ class LakeProperties(Struct, frozen=True):
     purge_in_progress: tuple[int, ...] | None = None  # file ids; committed, but the old files may still exist
     purged_pictures: Sequence[str] = ()  # paths below the lake's folder that a purge in progress deletes
     rollback_pause: RollbackPause | None = None
+    schema: int = 0  # the highest `SCHEMA_VERSION` of a program that wrote to the lake
     lake_id: str | None = None  # in hex; a target of another lake is refused
     remote_publish: PublishRecord | None = None
     published_targets: Mapping[str, bool | None] = {}

@@ -14,7 +14,7 @@ from pipeline.lake.duckdb import read_database
 from pipeline.lake.layout import list_snapshots
 from pipeline.lake.sql import sql_identifier
 from pipeline.publish.iceberg_format import SYNC_PROPERTY, read_positions
-from pipeline.publish.iceberg_publish import list_stored_files, list_table_files, load_all_tables, read_own_state
+from pipeline.publish.iceberg_publish import TAG, list_stored_files, list_table_files, load_all_tables, read_own_state
 from pipeline.publish.target import REMAKE_HINT
 from schemas.tables import BY_NAME, FILES
 
@@ -37,22 +37,19 @@ def check_tables(catalog: IcebergCatalog, layout: LakeLayout, subject: str, *, r
 
     Rows are counted, with `read_data` compared. Raises `PublishError`.
     """
-    states, snapshots = load_all_tables(catalog), dict(list_snapshots(layout))
+    states, snapshots = load_all_tables(catalog), {f"{TAG}{number}": path for number, path in list_snapshots(layout)}
     stored = {file for state in states.values() for _, file, _ in list_stored_files(catalog.io, state)}
     lost = list_table_files(catalog.io, states.values()) - stored
     yield from (error("target", file, "missing", REMAKE_HINT) for file in sorted(lost))
     tag, rows = states[FILES.name].metadata.properties.get(SYNC_PROPERTY, ""), "not compared"
-    number, newest = int(tag.rpartition("-")[2] or 0), max(snapshots, default=0)
-    if number != newest:
-        yield warning("target", subject, f"has {tag or 'no sync'}, the lake has snapshot {newest}", _HINT)
-    if number in snapshots and not lost:
+    if tag != (newest := next(reversed(snapshots), "")):
+        yield warning("target", subject, f"has {tag or 'no sync'}, the lake has {newest or 'no snapshot'}", _HINT)
+    if tag in snapshots and not lost:
         rows = "compared" if read_data else "counted"
-        with read_database(snapshots[number]) as db:
+        with read_database(snapshots[tag]) as db:
             for name, state in states.items():
-                scan = IcebergTable(
-                    (name,), state.metadata, state.metadata_location, catalog.io, NoopCatalog(name)
-                ).scan()
-                if problem := _find_wrong_rows(db, BY_NAME[name], scan, read_data=read_data):
+                reader = IcebergTable((name,), state.metadata, state.metadata_location, catalog.io, NoopCatalog(name))
+                if problem := _find_wrong_rows(db, BY_NAME[name], reader.scan(), read_data=read_data):
                     yield error("target", f"Iceberg table {name}", problem, _HINT)
                 elif not (read_data or read_own_state(state.metadata.current_snapshot())):
                     yield warning("target", f"Iceberg table {name}", "another program has changed it", _HINT)

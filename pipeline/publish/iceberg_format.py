@@ -51,7 +51,7 @@ from pyiceberg.types import BooleanType, DoubleType, LongType, NestedField, Stri
 from pipeline.errors import PublishError, ScanlakeError
 from pipeline.publish.stores import open_store
 from pipeline.publish.target import REMAKE_HINT
-from schemas.tables import COMMIT_SEQ_COLUMN, FIELD_ID_KEY
+from schemas.tables import COMMIT_SEQ_COLUMN, FIELD_ID_KEY, SCHEMA_VERSION
 from schemas.value_types import INSTANT
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ _Result = TypeVar("_Result")
 FORMAT_VERSION: Final = 2
 LAKE_PROPERTY: Final = "scanlake.lake"
 """Table property with the id of the lake that the table belongs to."""
+SCHEMA_PROPERTY: Final = "scanlake.schema"
 SYNC_PROPERTY: Final = "scanlake.sync"
 """Table property with the tag of the sync that the table shows. `files`, which is committed last, has that of all."""
 _FIXED_PROPERTIES: Final = {
@@ -307,7 +308,8 @@ def _describe_column(comment: str, is_instant: bool) -> str:  # noqa: FBT001
 
 def table_properties(table: Table, lake_id: str) -> dict[str, str]:
     """Return the properties that a published table must have."""
-    return {**_FIXED_PROPERTIES, "comment": table.comment, LAKE_PROPERTY: lake_id}
+    own = {LAKE_PROPERTY: lake_id, SCHEMA_PROPERTY: str(SCHEMA_VERSION)}
+    return {**_FIXED_PROPERTIES, "comment": table.comment, **own}
 
 
 def new_metadata(schema: Schema, location: str, properties: Mapping[str, str]) -> TableMetadataV2:
@@ -506,9 +508,6 @@ class _SnapshotWriter:
                 entries += [self._carry(entry, changes.removed) for entry in stored]
             if entries:
                 self._write_manifest(content, entries)
-        if {file.file_path for file in removed} != changes.removed:
-            message = "files to remove are not in the table"
-            raise ValueError(message)
         return removed
 
     def _add(self, file: DataFile) -> ManifestEntry:

@@ -38,6 +38,7 @@ from pipeline.publish.iceberg_catalogs import MAIN, LocationOwner, TableCommit, 
 from pipeline.publish.iceberg_format import (
     FORMAT_VERSION,
     LAKE_PROPERTY,
+    SCHEMA_PROPERTY,
     SYNC_PROPERTY,
     FileChanges,
     describe_data_file,
@@ -62,7 +63,7 @@ from pipeline.publish.target import (
     require_own_snapshot,
     to_target_path,
 )
-from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FILES, TABLES
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FILES, SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -85,7 +86,7 @@ if TYPE_CHECKING:
 
 _TABLES_SIDE_BY_SIDE: Final = 8
 _SWEEP_INTERVAL: Final = 8
-_TAG: Final = "sync-"
+TAG: Final = "sync-"
 _SNAPSHOT: Final = "scanlake.snapshot"
 _RUN: Final = "scanlake.run"
 _MAX_DELETE_FILES: Final = 8
@@ -112,7 +113,7 @@ def publish_iceberg(
     started = time.monotonic()
     contents = read_snapshot(require_snapshot(layout, number))
     check_parts_exist(layout, contents.parts)
-    sync = Sync(lake_id, contents, frozenset(f"{_TAG}{snapshot}" for snapshot, _ in list_snapshots(layout)))
+    sync = Sync(lake_id, contents, frozenset(f"{TAG}{snapshot}" for snapshot, _ in list_snapshots(layout)))
     states = _load_tables(catalog, layout, lake_id)
     stage = partial(stage_table, catalog, layout, sync)
     staged = run_side_by_side(lambda table: stage(table, states[table.name]), TABLES, threads=_TABLES_SIDE_BY_SIDE)
@@ -196,6 +197,10 @@ def _check_owner(state: TableState, lake_id: str) -> None:
     if owner != lake_id:
         whose = "does not belong to scanlake" if owner is None else f"belongs to another lake ({owner[:8]})"
         raise SettingsError(f"The Iceberg table {state.name} {whose}.", hint="Use another iceberg_namespace.")
+    newest = state.metadata.properties.get(SCHEMA_PROPERTY, "")
+    if newest.isdecimal() and int(newest) > SCHEMA_VERSION:
+        message = f"The Iceberg table {state.name} has columns of a newer scanlake."
+        raise SettingsError(message, hint="Update scanlake.")
 
 
 def _list_roots(catalog: IcebergCatalog, states: Mapping[str, TableState]) -> dict[str, bool]:
@@ -218,7 +223,7 @@ class Sync(Struct, frozen=True):
     @property
     def tag(self) -> str:
         """Its tag in every table."""
-        return f"{_TAG}{self.contents.snapshot.snapshot}"
+        return f"{TAG}{self.contents.snapshot.snapshot}"
 
     @property
     def properties(self) -> dict[str, str]:
@@ -292,7 +297,7 @@ def _update_tags(metadata: TableMetadata, current_id: int, sync: Sync) -> list[T
     updates: list[TableUpdate] = []
     if former is None or former.snapshot_id != current_id:
         updates.append(_refer(sync.tag, SnapshotRefType.TAG, current_id))
-    expired = [name for name in metadata.refs if name.startswith(_TAG) and name not in sync.kept_tags]
+    expired = [name for name in metadata.refs if name.startswith(TAG) and name not in sync.kept_tags]
     updates += [RemoveSnapshotRefUpdate(ref_name=name) for name in expired]
     moved = {*expired, sync.tag, MAIN}
     named = {ref.snapshot_id for name, ref in metadata.refs.items() if name not in moved} | {current_id}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 import shutil
 import sqlite3
 from contextlib import closing
@@ -18,6 +19,7 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_format import FORMAT, create_tables
 from pipeline.version import __version__
+from schemas.tables import SCHEMA_VERSION
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import called
 
@@ -73,6 +75,38 @@ def test_another_format_is_refused(
     assert content(lake) == before
     with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as reader:
         assert reader.execute("SELECT files FROM meta.freshness").fetchall() == [(1,)]
+
+
+def test_an_older_scanlake_writes_to_no_newer_lake(tmp_path: Path) -> None:
+    """A lake that a program with more columns has written is refused by all that writes, and read by the rest.
+
+    A rebuilt ledger knows it, too.
+    """
+    lake = tmp_path / "lake"
+    publish_one_file(lake)
+    with Lake(lake, doing="test") as newer:
+        assert newer.ledger.properties.schema == SCHEMA_VERSION
+        newer.ledger.set_properties(schema=SCHEMA_VERSION + 1)
+        newer.republish(at=AT)
+    before, note = content(lake), (lake / "LOCK").read_bytes()
+    writing = (
+        "repair",
+        "rebuild",
+        "rollback 1 --yes",
+        "purge 1 --yes",
+        "backup backup",
+        f"publish --to file://{tmp_path}/t",
+    )
+    for command in writing:
+        answer = called(lake, *command.split())
+        assert (answer.code, len(answer.lines)) == (ExitCode.USAGE, 1), (command, answer)
+        assert "The lake has columns of a newer scanlake, which this one" in answer.err
+    for command in ("status", "tables", "snapshots", "repair --dry-run", "query 'FROM files'"):
+        assert called(lake, *shlex.split(command)).code == ExitCode.OK, command
+    (lake / "LOCK").write_bytes(note)
+    assert content(lake) == before
+    (lake / "ledger.sqlite").unlink()
+    assert called(lake, "repair").code == ExitCode.USAGE
 
 
 def test_the_lake_of_each_release_is_opened(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from pyiceberg.table import Table
 
+    from pipeline.publish.iceberg_catalogs import IcebergCatalog, TableState
+
 
 _FIELD_ID: Final = "PARQUET:field_id"
 _PATHS: Final = pa.schema(
@@ -38,6 +40,13 @@ _PATHS: Final = pa.schema(
 _FILE_IDS: Final = pa.schema([pa.field("file_id", pa.int64(), nullable=False, metadata={_FIELD_ID: "1"})])
 _LAST: Final = frozenset({"delete_by_value", "drop"})
 """Moves after which pyiceberg cannot read a table."""
+
+
+def commit_changes(catalog: IcebergCatalog, state: TableState, changes: FileChanges) -> None:
+    """Commit what pyiceberg has no call for; the manifests are written as scanlake does."""
+    snapshot = write_snapshot(catalog.io, state.metadata, read_files(state.metadata, catalog.io), changes, {})
+    main = SetSnapshotRefUpdate(ref_name=MAIN, type=SnapshotRefType.BRANCH, snapshot_id=snapshot.snapshot_id)
+    catalog.commit([TableCommit(state, (AddSnapshotUpdate(snapshot=snapshot), main))])
 
 
 class OtherEngine:
@@ -163,12 +172,8 @@ class OtherEngine:
         self._commit(name, FileChanges(deletes=[file], removed=removed or set()))
 
     def _commit(self, name: str, changes: FileChanges) -> None:
-        """Commit what pyiceberg has no call for; the manifests are written as scanlake does."""
         catalog = connect_sql(self._folder)
-        state = catalog.load([name])[name]
-        snapshot = write_snapshot(catalog.io, state.metadata, read_files(state.metadata, catalog.io), changes, {})
-        main = SetSnapshotRefUpdate(ref_name=MAIN, type=SnapshotRefType.BRANCH, snapshot_id=snapshot.snapshot_id)
-        catalog.commit([TableCommit(state, (AddSnapshotUpdate(snapshot=snapshot), main))])
+        commit_changes(catalog, catalog.load([name])[name], changes)
 
     # Snapshots
 

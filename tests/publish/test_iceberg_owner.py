@@ -13,9 +13,11 @@ import pytest
 from pipeline.errors import ExitCode, LakeCorruptedError, PublishError, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
+from pipeline.publish import iceberg_format
 from pipeline.publish.iceberg_catalogs import connect_catalog, identify_catalog
 from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.target import OWNER, SweepRule
+from schemas.tables import SCHEMA_VERSION
 from tests.lake.operations import called, told
 from tests.publish.erasure import find_words, purged
 from tests.publish.iceberg_reading import connect_sql, reader
@@ -182,3 +184,14 @@ def test_a_new_location_is_empty_or_ours(changes: Changes, tmp_path: Path) -> No
     assert {path.partition("/")[0] for path in keeping.written} == {"probe"}
     told(lake, "publish", "--to", f"file://{tmp_path}/mirror")
     told(lake, "publish", "--iceberg", "--set", f"iceberg_location=file://{tmp_path}/mirror")
+
+
+def test_an_older_scanlake_drops_no_column(changes: Changes) -> None:
+    """Tables that a program with more columns has published are refused in one line, and stay as they are."""
+    store, (first, second, *_) = StoppingStore(), changes.numbers
+    with mock.patch.object(iceberg_format, "SCHEMA_VERSION", SCHEMA_VERSION + 1):
+        publish(changes.root, connect_catalog(URL, store=store), first)
+    older = store.fork()
+    with pytest.raises(SettingsError, match="has columns of a newer scanlake"):
+        publish(changes.root, connect_catalog(URL, store=older), second)
+    assert older.writes == 0

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from schemas import tables
 from schemas.file_versions import CONTENT_DIGEST_BYTES, content_digest, same_content, version_digest
-from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FIELD_ID_KEY, RAW, TABLES, Table
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FIELD_ID_KEY, RAW, SCHEMA_VERSION, TABLES, Table
 from tests.rows import every
 
 # Section 2 of the interface, then "Shapes beyond the document" of the field notes.
@@ -142,6 +142,11 @@ def test_no_field_id_changes() -> None:
     assert current.keys() == GOLDEN.keys()
     for name, columns in current.items():
         assert columns == {column: GOLDEN[name].get(column) for column in columns}, name
+
+
+def test_the_schema_version_grows_with_the_columns() -> None:
+    """It is the number of the columns that there have ever been: an older program has a smaller one."""
+    assert sum(map(len, GOLDEN.values())) == SCHEMA_VERSION
 
 
 def test_no_field_id_is_used_twice() -> None:
