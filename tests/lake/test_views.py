@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.lake.lake import Lake
+from pipeline.lake.sql import sql_identifier, sql_literal
 from pipeline.lake.views import FIXED_VIEWS, list_wide_views, wide_columns
 from schemas.tables import TABLES
 from tests.lake.lake_builder import AT, commit
@@ -91,6 +92,17 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_once(tmp_path_factory, "people", _make_people)
 
 
+FIXED_COLUMNS: Final = {
+    "fields_wide": ("file_id", "scan_code"),
+    "form_answers_wide": ("file_id", "form_submit_id", "form_id", "title"),
+}
+
+
+def _most_frequent_first(db: duckdb.DuckDBPyConnection, table: str, column: str) -> list[str]:
+    ordered = f"SELECT {column} FROM {table} GROUP BY {column} ORDER BY count(*) DESC, {column}"
+    return [name for (name,) in db.execute(ordered).fetchall()]
+
+
 def asked(db: duckdb.DuckDBPyConnection, sql: str) -> list[dict[str, Any]]:
     """The rows of an answer, as dicts."""
     answer = db.execute(sql)
@@ -135,6 +147,37 @@ def test_against_the_service(history: History) -> None:
         unfinished = asked(db, "FROM open_workflow_runs")
         assert len(unfinished) == sum(row["completed_at"] is None for row in here)
         assert all(row["age_days"] > 0 for row in unfinished)
+
+
+@pytest.mark.parametrize("view", ["fields_wide", "form_answers_wide"])
+def test_a_wide_view_has_one_aggregate_of_each_name(view: str, people: Path, history: History) -> None:
+    """A wide view has the rows of a plain query with one filtered aggregate for each name, of any lake."""
+    latest = "arg_max_null(value, (coalesce(updated_at, created_at, TIMESTAMP '1970-01-01'), position))"
+    table, name, aggregate, key, fixed, owner = {
+        "fields_wide": ("fields", "name", latest, "file_id", "file_id, scan_code", "files AS owner USING (file_id)"),
+        "form_answers_wide": (
+            *("form_answers", "label", "string_agg(value, ' | ' ORDER BY position)", "file_id, submit_position"),
+            "owner.file_id, owner.id AS form_submit_id, owner.form_id, owner.title",
+            "form_submits AS owner ON owner.file_id = row.file_id AND owner.position = submit_position",
+        ),
+    }[view]  # fmt: skip
+    for lake in (people, history.today.lake):
+        with opened(lake) as db:
+            names = [found for (found,) in db.execute(f"SELECT DISTINCT {name} FROM {table}").fetchall()]
+            columns = wide_columns(_most_frequent_first(db, table, name), FIXED_COLUMNS[view])
+            assert len(columns) == len(names)
+            filtered = "".join(
+                f", {aggregate} FILTER ({name} = {sql_literal(found)}) AS {sql_identifier(column)}"
+                for column, found in columns
+            )
+            values = ", ".join(f"row.{sql_identifier(column)}" for column, _ in columns)
+            plain = f"SELECT {fixed}, {values} FROM (SELECT {key}{filtered} FROM {table} GROUP BY ALL) AS row"
+            plain += f" RIGHT JOIN {owner}"
+            assert db.execute(f"SELECT count(*) FROM {view}").fetchall() > [(0,)]
+            assert (
+                db.execute(f"(FROM {view} EXCEPT ALL {plain}) UNION ALL ({plain} EXCEPT ALL FROM {view})").fetchall()
+                == []
+            )
 
 
 def test_a_month_is_that_in_which_photos_were_taken(tmp_path: Path) -> None:
