@@ -149,10 +149,11 @@ def rebuild(lake: Lake, run_tasks: RunTasks | None = None, *, damaged: Collectio
     started, ledger = time.monotonic(), lake.ledger
     parts = ledger.parts()
     old = [part for part in parts if part.table_name != RAW_TABLE]
-    if not old:
+    if not parts and ledger.last_snapshot() is None:
         raise SettingsError("The lake is empty.", hint="Run `scanlake sync` first.")
     raw = [part for part in parts if part.table_name == RAW_TABLE]
-    span = (min(part.first_commit_seq for part in old), max(part.last_commit_seq for part in old))
+    seqs = [seq for part in old or raw for seq in (part.first_commit_seq, part.last_commit_seq)] or [0]
+    span = (min(seqs), max(seqs))
     rows = RowBuffer(lake.layout, max_files=_FILES_PER_PART, span=span)
     new: list[Part] = []
     deleted_files: set[int] = set()

@@ -246,3 +246,26 @@ def test_an_unusable_cluster_is_one_line(target: str, says: str, monkeypatch: py
     message = told(Path("lake"), "rebuild", "--on", target, code=2)
     assert says in message
     assert "ray://HOST:PORT" in message or "pip install 'ray[client]'" in message
+
+
+def test_a_lake_without_files_is_rebuilt(tmp_path: Path) -> None:
+    """A rebuild of the lake of an empty service ends well, with every table, typed and empty."""
+    with Lake(tmp_path / "lake", doing="test") as lake:
+        lake.publish("", at=AT, complete=True, watermark=1)
+    types = "SELECT table_schema, table_name, column_name, data_type FROM information_schema.columns ORDER BY ALL"
+    with opened(tmp_path / "lake") as db:
+        before = db.execute(types).fetchall()
+    result = json.loads(told(tmp_path / "lake", "rebuild", "--json"))
+    assert (result["files"], result["rows"], result["parts_after"]) == (0, 0, 0)
+    with opened(tmp_path / "lake") as db:
+        assert db.execute(types).fetchall() == before
+        assert db.execute("SELECT files, complete FROM meta.freshness").fetchall() == [(0, True)]
+    assert not any(rows(tmp_path / "lake").values())
+    assert "0 errors" in told(tmp_path / "lake", "check")
+
+
+def test_a_lake_without_a_snapshot_is_not_rebuilt(tmp_path: Path) -> None:
+    """Before its first sync has published anything there is nothing to rebuild."""
+    with Lake(tmp_path / "lake", doing="test"):
+        pass
+    assert "The lake is empty. Run `scanlake sync` first." in told(tmp_path / "lake", "rebuild", code=2)
