@@ -32,10 +32,10 @@ def run(
 ) -> ExitCode:
     """Copy the lake into a folder or to object storage, or bring an earlier backup there up to date.
 
-    A backup is what `scanlake publish` copies, and all that `scanlake restore` needs to make a lake of it: documents,
-    parts and the ledger. So readers attach its catalog.duckdb, and a publish to the same place keeps it a backup. A
-    later backup copies only what is new and deletes what the lake no longer has. Every part is compared with its hash
-    before it is copied. A place with anything else is refused.
+    A backup is the catalog, which `scanlake publish` copies too, and all else that `scanlake restore` needs to make a
+    lake: documents, parts and the ledger. Readers attach its catalog.duckdb, and a publish to the same place keeps it a
+    backup. A later backup copies only what is new and deletes what the lake no longer has. Every part is compared with
+    its hash before it is copied. A place with anything else is refused.
 
     Images are copied with --with-images, and always to a place that has some. A lake that is made of a backup without
     them fetches them again with `scanlake images`. An image that is damaged in the lake does not stop a backup: the

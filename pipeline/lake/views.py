@@ -31,7 +31,7 @@ _COMMENTS_PER_TRANSACTION: Final = 50
 """Every comment copies the whole view, and a transaction keeps all copies: 0.7 GB for 500 columns (DuckDB 2.0)."""
 _WIDTH_NOTE: Final = (
     "Names with equal labels get a number: status, Status (2); the comment of a column has its name."
-    f" At most {MAX_WIDE_COLUMNS} columns, for the most frequent names."
+    f" At most {MAX_WIDE_COLUMNS} columns, for the most frequent names of at most {_MAX_NAME_LENGTH:,} characters."
 )
 
 

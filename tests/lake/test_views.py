@@ -308,6 +308,7 @@ def test_no_more_columns_than_fit() -> None:
         db.execute("CREATE TABLE form_answers AS SELECT name AS label FROM fields")
         fields, answers = list_wide_views(db)
     assert [name for name, _ in fields.columns[2:]] == [f"n{number:03}" for number in range(500)]
+    assert "for the most frequent names of at most 1,000 characters" in fields.comment
     assert answers.columns[4:] == tuple((name, f"Answer to {name!r}.") for name, _ in fields.columns[2:])
 
 
