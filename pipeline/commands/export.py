@@ -51,7 +51,8 @@ def run(
     A folder gets one file per table, a name that ends in .xlsx a workbook. All rows come from one snapshot.
 
     A spreadsheet reads CSV text as a formula if it begins with = + - @, a tab or a line end. Such text gets a
-    leading '; --no-formula-escape leaves it unchanged. The other formats are always exact.
+    leading '; --no-formula-escape leaves it unchanged. The other formats are always exact: what a workbook does not
+    hold is refused, such as a text of more than 32,767 characters.
     """
     settings = context.settings()
     path = Path(os.path.realpath(target))

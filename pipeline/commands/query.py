@@ -92,7 +92,8 @@ def run(
 
     In CSV NULL is empty, an empty text is two quotation marks, and text that a spreadsheet takes for a formula gets a
     leading '; --no-formula-escape leaves it unchanged. JSON has instants as ISO-8601 in UTC. A table shows the first
-    200 rows, and on a narrow terminal one line per column; all other formats write all rows, exactly.
+    200 rows, and on a narrow terminal one line per column; all other formats write all rows, exactly. What a workbook
+    does not hold is refused.
     """
     if sql is None and out is None and sys.stdin.isatty() and sys.stdout.isatty() and not all_sources:
         _start_client(require_catalog(context.settings()).catalog)

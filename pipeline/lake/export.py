@@ -9,15 +9,15 @@ import errno
 import os
 import re
 import shutil
-import tempfile
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import pyarrow.csv
 import pyarrow.parquet
 
-from pipeline.atomic_files import rename_without_overwrite
+from pipeline.atomic_files import FileLockedError, is_temp_file, lock_file, rename_without_overwrite, temp_name
 from pipeline.errors import SettingsError
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.query_result import BATCH_ROWS, iter_rows, read_batches
@@ -86,19 +86,30 @@ def _read_table(db: duckdb.DuckDBPyConnection, name: str) -> duckdb.DuckDBPyRela
 def staging_path(target: Path) -> Iterator[Path]:
     """Yield a new path beside `target` to write a file or a folder to; rename it to `target` afterwards.
 
-    An export that is killed leaves a hidden folder `.NAME-….tmp` beside the target.
+    An export that is killed leaves a hidden folder beside the target, which the next one to the same place removes.
     Raises `SettingsError` if the target exists, unless it is an empty folder, and `StorageError` if the disk is full.
     """
     with translate_os_errors(target):
         target = Path(os.path.realpath(target))
         _require_free(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".tmp", dir=target.parent))
+        folder = target.with_name(temp_name(target.name))
+        _remove_leftovers(folder)
+        folder.mkdir(mode=0o700)
         try:
-            yield folder / target.name
-            _rename(folder / target.name, target)
+            with lock_file(folder):
+                yield folder / target.name
+                _rename(folder / target.name, target)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the folders of killed exports to the place of `folder`. One that is going on holds a lock."""
+    for path in folder.parent.glob(f"{escape(folder.name.rpartition('.')[0].rpartition('.')[0])}.*"):
+        if is_temp_file(path) and path.is_dir() and not path.is_symlink():
+            with suppress(FileLockedError, OSError), lock_file(path):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _require_free(target: Path) -> None:

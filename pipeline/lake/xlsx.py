@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from io import BytesIO
+from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
 from pipeline.errors import SettingsError
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 _LIBRARY: Final = "xlsxwriter"  # an optional extra, imported when a workbook is written
 MAX_SHEET_ROWS: Final = 1_048_575  # below the heading
+_MAX_SHEET_COLUMNS: Final = 16_384
+_MAX_CELL_CHARS: Final = 32_767  # of UTF-16
 _MAX_EXACT_INT: Final = 10**15  # Excel rounds greater whole numbers
 _FIRST_YEAR: Final = 1900
 _MEASURED_ROWS: Final = 200
@@ -46,6 +50,23 @@ def is_excel_type(sql_type: str) -> bool:
     return sql_type in _DATE_FORMATS or sql_type == "BOOLEAN" or _NUMBER.fullmatch(sql_type) is not None
 
 
+class _TooLargeError(SettingsError):
+    """A table has more than a workbook holds. XlsxWriter would leave it out without an error."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"{name} {problem}.", hint="Use csv or parquet, or select less.")
+
+
+class _Output:
+    """The file of a workbook. An archive that was left after an error ends when it is deleted, in another file."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
 @contextmanager
 def open_workbook(target: IO[bytes], folder: Path | None = None) -> Iterator[Any]:
     """Yield a workbook without sheets, which is written to `target` at the end. Raises `OSError`.
@@ -54,21 +75,31 @@ def open_workbook(target: IO[bytes], folder: Path | None = None) -> Iterator[Any
     """
     check_xlsx_installed()
     xlsxwriter = import_module(_LIBRARY)
-    try:
-        with xlsxwriter.Workbook(target, {"constant_memory": True, "use_zip64": True, "tmpdir": folder}) as book:
+    output = _Output(target)
+    with TemporaryDirectory(prefix="scanlake-", dir=folder) as temp:
+        book = xlsxwriter.Workbook(output, {"constant_memory": True, "use_zip64": True, "tmpdir": temp})
+        try:
             yield book
-    except xlsxwriter.exceptions.FileCreateError as error:
-        raise error.args[0] from error
+            book.close()
+        except xlsxwriter.exceptions.FileCreateError as error:
+            raise error.args[0] from error
+        finally:
+            output.file = BytesIO()
+            for sheet in book.worksheets():
+                with suppress(OSError):
+                    sheet.row_data_fh.close()
 
 
 def write_sheet(book: Any, name: str, columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]]) -> int:
     """Write a sheet with a frozen heading, a filter and columns as wide as the first rows need. Return the rows.
 
-    `columns` has names and SQL types. Raises `SettingsError` if there are more rows than a sheet holds.
+    `columns` has names and SQL types. Raises `SettingsError` if a sheet or a cell does not hold everything.
     """
     sheet, bold = book.add_worksheet(name), book.add_format({"bold": True})
+    if len(columns) > _MAX_SHEET_COLUMNS:
+        raise _TooLargeError(name, f"has more columns than a sheet holds ({_MAX_SHEET_COLUMNS:,})")
     for index, (column, _) in enumerate(columns):
-        sheet.write_string(0, index, column, bold)
+        _write_text(sheet, 0, index, column, bold)
     sheet.freeze_panes(1, 0)
     formats = {pattern: book.add_format({"num_format": pattern}) for pattern in sorted(set(_DATE_FORMATS.values()))}
     writers = [_choose_writer(sql_type, formats) for _, sql_type in columns]
@@ -76,10 +107,7 @@ def write_sheet(book: Any, name: str, columns: Sequence[tuple[str, str]], rows: 
     count = 0
     for count, row in enumerate(rows, 1):
         if count > MAX_SHEET_ROWS:
-            raise SettingsError(
-                f"{name} has more rows than a sheet holds ({MAX_SHEET_ROWS:,}).",
-                hint="Use csv or parquet, or select fewer rows or tables.",
-            )
+            raise _TooLargeError(name, f"has more rows than a sheet holds ({MAX_SHEET_ROWS:,})")
         for index, value in enumerate(row):
             if value is not None:
                 writers[index](sheet, count, index, value)
@@ -121,9 +149,12 @@ def _write_number(sheet: Any, row: int, column: int, value: float) -> None:
         _write_text(sheet, row, column, value)
 
 
-def _write_text(sheet: Any, row: int, column: int, value: object) -> None:
-    """Write a string cell, which Excel never takes for a formula."""
+def _write_text(sheet: Any, row: int, column: int, value: object, cell_format: Any = None) -> None:
+    """Write a string cell, which Excel never takes for a formula. Raises `SettingsError` for a longer one."""
     text = str(value)
+    if len(text) > _MAX_CELL_CHARS // 2 and len(text.encode("utf-16-le")) // 2 > _MAX_CELL_CHARS:
+        place = f"in row {row:,}, column {column + 1:,}"
+        raise _TooLargeError(sheet.name, f"has a text {place} that is longer than a cell holds ({_MAX_CELL_CHARS:,})")
     if text.startswith("<r>") and text.endswith("</r>"):
         text += " "  # XlsxWriter takes such text for its own markup and writes it without quoting
-    sheet.write_string(row, column, text)
+    sheet.write_string(row, column, text, cell_format)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
+import os
 import re
+import resource
+import subprocess
+import sys
 import tempfile
 import zipfile
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from subprocess import PIPE
+from typing import Final
 from xml.etree import ElementTree as ET
 
 import duckdb
@@ -22,15 +29,13 @@ from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import told
 from tests.made_once import make_once
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 FORMULAS: Final = ("=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx")
 TEXTS: Final = (
     *(*FORMULAS, "plain", "a=1", "", None, "'=1", "größe 🙂", "<b>&", 'quo"te', "two\nlines", "\x00\x1b[31m"),
     *("<r>x</r>", "<r>x"),
 )
 FEW: Final = ("--tables", "files,uploads")
+CHECKOUT: Final = Path(__file__).parents[2]
 NS: Final = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 
 
@@ -194,3 +199,89 @@ def test_the_format_follows_the_name(lake: Path, tmp_path: Path) -> None:
     assert "c.duckdb: an export is no database." in told(lake, "export", str(tmp_path / "c.duckdb"), code=2)
     assert "exists." in told(lake, "export", str(tmp_path / "a.xlsx"), code=2)
     assert {path.name for path in tmp_path.iterdir()} == {"a.xlsx", "folder"}
+
+
+@pytest.mark.parametrize("value", ["repeat('x', 32768)", "repeat('🙂', 16384)"])
+def test_a_longer_text_than_a_cell_holds_is_refused(value: str, lake: Path, tmp_path: Path) -> None:
+    """A text that a workbook would cut is refused with its place; the longest that fits is written exactly."""
+    out = tmp_path / "answer.xlsx"
+    refused = told(lake, "query", f"SELECT 1 AS a, {value} AS b", "-o", str(out), code=2)
+    assert "result has a text in row 1, column 2 that is longer than a cell holds (32,767)." in refused
+    refused = told(lake, "query", f'SELECT 1 AS "{"h" * 32_768}"', "-o", str(out), code=2)
+    assert "in row 0, column 1" in refused
+    assert not list(tmp_path.iterdir())
+    told(lake, "query", f"SELECT left({value}, -1) AS b", "-o", str(out))
+    with duckdb.connect() as db:
+        ((longest,),) = db.execute(f"SELECT left({value}, -1)").fetchall()
+    assert read_cells(read_xml(out, "worksheets/sheet1"))[1] == {"A": ("inlineStr", longest)}
+
+
+def test_more_columns_than_a_sheet_holds_are_refused(lake: Path, tmp_path: Path) -> None:
+    """A result of more than 16,384 columns is no workbook."""
+    columns = ", ".join(f"{number} AS c{number}" for number in range(16_385))
+    refused = told(lake, "query", f"SELECT {columns}", "-o", str(tmp_path / "answer.xlsx"), code=2)
+    assert "result has more columns than a sheet holds (16,384)." in refused
+    assert not list(tmp_path.iterdir())
+
+
+def _make_many_rows(folder: Path) -> Path:
+    texts = (hashlib.sha256(bytes([number % 256, number // 256])).hexdigest() for number in range(3_000))
+    fields = [
+        {"file_id": 1, "field_id": place, "name": "name", "value": text, "position": place}
+        for place, text in enumerate(texts)
+    ]
+    with Lake(folder / "lake", doing="test") as lake:
+        commit(lake, {1: 0}, {"fields": fields})
+        lake.publish("", at=AT, complete=True, watermark=AT // 1_000_000)
+    return folder / "lake"
+
+
+@pytest.mark.parametrize("size", [100, 10_000, 100_000])
+@pytest.mark.parametrize("command", [("export", "out.xlsx", "--tables=fields"), ("query", "FROM fields", "-oout.xlsx")])
+def test_a_full_disk_ends_a_workbook_with_one_line(
+    command: tuple[str, ...], size: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A workbook that finds the disk full, early or late, ends with 7 and one line; nothing is left anywhere."""
+    lake = make_once(tmp_path_factory, "many-rows", _make_many_rows)
+    env = {**os.environ, "SCANLAKE_LAKE": str(lake), "TMPDIR": str(tmp_path), "PYTHONPATH": str(CHECKOUT)}
+    finished = subprocess.run(  # with the end of a real interpreter, which deletes what was left
+        [sys.executable, "-m", "pipeline", *command],
+        cwd=tmp_path, env=env, capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    )  # fmt: skip
+    assert finished.returncode == 7
+    (line,) = finished.stderr.splitlines()
+    assert "out.xlsx: File too large." in line
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
+def test_the_next_export_removes_what_a_killed_one_left(lake: Path, tmp_path: Path) -> None:
+    """The folder of a killed export goes with the next one to its place; one that goes on, or a similar name, stays."""
+    script = """
+import os, pathlib, sys
+from pipeline.lake.export import staging_path
+with staging_path(pathlib.Path(sys.argv[1])) as path:
+    path.write_bytes(b"rows")
+    print("written", flush=True)
+    sys.stdin.read()
+"""
+    names = ("out.xlsx", "out.xlsx", "other.xlsx")
+    killed, running, other = (
+        subprocess.Popen([sys.executable, "-c", script, tmp_path / name], stdin=PIPE, stdout=PIPE) for name in names
+    )
+    for process in (killed, running, other):
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"written\n"
+    before = {path.name for path in tmp_path.iterdir()}
+    assert len(before) == len(names)
+    for process in (killed, other):
+        process.kill()
+        process.communicate()
+    foreign = tmp_path / ".out.xlsx-abcdefgh.tmp"
+    foreign.mkdir()
+    told(lake, "export", str(tmp_path / "out.xlsx"), *FEW)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == before - {f for f in before if f".{killed.pid}-" in f} | {"out.xlsx", foreign.name}
+    running.communicate()
+    assert running.returncode == 1, "another export was faster"
+    assert {path.name for path in tmp_path.iterdir()} == {f for f in left if f".{running.pid}-" not in f}
