@@ -98,7 +98,22 @@ def _attach(db: duckdb.DuckDBPyConnection, path: Path, *options: str) -> Iterato
 def open_read_only(path: Path) -> duckdb.DuckDBPyConnection:
     """Open a file of DuckDB, as an instance of its own. Raises `duckdb.Error`, with DuckDB's words for other files."""
     refuse_other_kinds(path)
-    return duckdb.connect(str(path), read_only=True)
+    connection = duckdb.connect(str(path), read_only=True)
+    try:
+        refuse_log(path)
+    except duckdb.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def refuse_log(path: Path) -> None:
+    """Raise `duckdb.Error` if an open file has a log: DuckDB shows the file as a session of others left it.
+
+    No session writes to the file any more: while one does, no other can open it.
+    """
+    if log_path(path).exists():
+        raise duckdb.IOException(f'IO Error: A session that wrote to it left "{log_path(path)}"')
 
 
 def refuse_other_kinds(path: Path) -> None:

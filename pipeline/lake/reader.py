@@ -29,6 +29,7 @@ from pipeline.lake.duckdb import (
     is_not_a_database,
     log_path,
     open_read_only,
+    refuse_log,
     refuse_other_kinds,
     short_message,
 )
@@ -287,6 +288,7 @@ def open_all_catalogs(lakes: Mapping[str, Path], *, memory: int) -> Iterator[duc
                 connection.execute(
                     f"ATTACH {sql_literal(str(path))} AS {sql_identifier(name)} (TYPE duckdb, READ_ONLY)"
                 )
+                refuse_log(path)
             except duckdb.Error as error:
                 raise LakeCorruptedError(f"{name}: the catalog cannot be opened: {describe_damage(error)}.") from error
         _create_views(connection, list(lakes))

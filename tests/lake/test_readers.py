@@ -14,10 +14,12 @@ from typing import Any, Final
 import duckdb
 import pytest
 
+from pipeline.errors import LakeCorruptedError
 from pipeline.lake.lake import Lake
+from pipeline.lake.reader import open_all_catalogs
 from pipeline.settings import Settings
 from tests.lake.lake_builder import AT, commit
-from tests.lake.operations import compact_all
+from tests.lake.operations import compact_all, told
 from tests.soaking import draw_seed
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -120,6 +122,31 @@ def test_a_killed_session_neither_hijacks_nor_bricks(lake: Path, writes: str) ->
         assert db.execute("SELECT file_id, scan_code FROM deleted_files").fetchall() == [(1, "ref 1")]
         assert db.execute("SELECT count(*) FROM duckdb_tables() WHERE table_name = 'hijacked'").fetchall() == [(0,)]
     assert not (lake / "catalog.duckdb.wal").exists()
+
+
+def test_readers_never_show_what_a_killed_session_left(lake: Path, tmp_path: Path) -> None:
+    """While the log of a killed read-write session is there, every reader says so; a sync or its removal ends that."""
+    catalog = lake / "catalog.duckdb"
+    change = "db = duckdb.connect(sys.argv[1]); db.execute('DELETE FROM files'); os.kill(os.getpid(), 9)"
+    _process("-c", f"import duckdb, os, sys; {change}", str(catalog)).communicate()
+    with duckdb.connect(str(catalog), read_only=True) as db:
+        assert db.execute("SELECT count(*) FROM files").fetchall() == [(0,)], "DuckDB itself shows that session's state"
+    log = Path(f"{catalog}.wal")
+    for command in ("query|FROM files", "status", "tables", f"export|{tmp_path}/out"):
+        said = told(lake, *command.split("|"), code=9)
+        assert "A session that wrote to the catalog left catalog.duckdb.wal. Remove" in said, command
+    with (
+        pytest.raises(LakeCorruptedError, match=r"one: .* A session that wrote to it left 'catalog\.duckdb\.wal'"),
+        open_all_catalogs({"one": lake}, memory=100_000_000),
+    ):
+        pass
+    assert log.exists(), "readers change nothing"
+    log.rename(tmp_path / log.name)
+    assert '{"n":1}' in told(lake, "query", "SELECT count(*) AS n FROM files", "--json")
+    (tmp_path / log.name).rename(log)
+    with Lake(lake, doing="test"):  # as any run begins
+        pass
+    assert '{"n":1}' in told(lake, "query", "SELECT count(*) AS n FROM files", "--json")
 
 
 def _have_it_write(session: subprocess.Popen[bytes]) -> None:
