@@ -93,7 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     end_with_parent()
     _prepare_standard_streams()
     gc.set_threshold(*_GC_THRESHOLDS)
-    sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    sys.excepthook = lambda _, error, __: _report_failure(error, given)  # of a query that only the end stops
+    sys.exit(_run(given))
 
 
 def _prepare_standard_streams() -> None:

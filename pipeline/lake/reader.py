@@ -7,12 +7,15 @@ its log, to which COPY can write, also within WITH. So the parsed query of a use
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
+import shutil
 import signal
 import sqlite3
+import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -98,7 +101,9 @@ _FILE_NAME: Final = re.compile(r"[/\\.:*?]")
 _READ_TABLES: Final = "Use SELECT, FROM, PIVOT, DESCRIBE or SHOW on the tables that `scanlake tables` lists."
 _ASK_FOR_LESS: Final = "Filter, aggregate, or select fewer columns; or raise `query_memory_bytes`."
 _THREADS_BYTES: Final = 1_000_000_000  # stacks and arenas of DuckDB's threads, most of it never used
-_RESERVED_PAGES: Final = Path("/proc/self/statm")
+_UNCOUNTED_BYTES: Final = 250_000_000  # what DuckDB does not count: threads, batches of a result, libraries
+_WATCH_SECONDS: Final = 0.02
+_PAGES: Final = Path("/proc/self/statm")
 
 
 def has_catalog(settings: Settings) -> bool:
@@ -163,12 +168,14 @@ def warn_if_incomplete(connection: duckdb.DuckDBPyConnection) -> None:
 def run_interruptibly(connection: duckdb.DuckDBPyConnection, work: Callable[[], _Result], memory: int) -> _Result:
     """Run `work` in a worker thread, so that Ctrl-C can interrupt DuckDB from the main thread.
 
-    It may use `memory` bytes (`limit_address_space`). DuckDB does not interrupt the computation of one value: a
-    second Ctrl-C ends the process.
+    It may use `memory` bytes. DuckDB does not interrupt the computation of one value: a second Ctrl-C ends the process,
+    and so does a value that takes far more. Raises `SettingsError` beyond a limit.
     """
-    with limit_address_space(memory), ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1) as thread, _translate_limits():
+        ((spill,),) = connection.execute("SELECT current_setting('temp_directory')").fetchall()
         result = thread.submit(work)
         try:
+            _watch_memory(result, connection, memory, spill)
             return result.result()
         except KeyboardInterrupt:
             handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -179,6 +186,33 @@ def run_interruptibly(connection: duckdb.DuckDBPyConnection, work: Callable[[], 
             finally:
                 signal.signal(signal.SIGINT, handler)
             raise RunInterrupted("Interrupted.", hint="Run the command again.") from None
+
+
+def _watch_memory(result: Future[_Result], connection: duckdb.DuckDBPyConnection, memory: int, spill: str) -> None:
+    """Wait for the result, with the memory that this process really uses within its limit. On Linux only.
+
+    DuckDB's own limit does not count all that it uses, and it reserves far more than it ever uses: 16 GB for 200
+    aggregates with a FILTER (2.0). Raises `SettingsError`, or ends the process as this error does.
+    """
+    limit = _count_used_bytes() + memory + _UNCOUNTED_BYTES
+    is_over = False
+    while not wait([result], timeout=_WATCH_SECONDS).done:
+        used = _count_used_bytes()
+        if used > limit + _UNCOUNTED_BYTES:  # it has not ended: nothing interrupts it
+            error = _LimitError("memory")
+            shutil.rmtree(spill, ignore_errors=True)
+            sys.excepthook(type(error), error, None)
+            os._exit(error.exit_code)
+        if used > limit:
+            is_over = True
+            connection.interrupt()
+    if is_over and result.exception() is not None:
+        raise _LimitError("memory")
+
+
+def _count_used_bytes() -> int:
+    """Return the memory that this process uses; 0 where the system does not say it."""
+    return int(_PAGES.read_bytes().split()[1]) * resource.getpagesize() if _PAGES.exists() else 0
 
 
 def fetch_dicts(connection: duckdb.DuckDBPyConnection, sql: str, *values: Any) -> list[dict[str, Any]]:
@@ -321,6 +355,21 @@ class _ForbiddenError(SettingsError):
         super().__init__(f"{subject}: a query reads tables only.", hint=hint)
 
 
+class _LimitError(SettingsError):
+    """A query needs more than it may use."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"The query needs more {what} than it may use.", hint=_ASK_FOR_LESS)
+
+
+@contextmanager
+def _translate_limits() -> Iterator[None]:
+    try:
+        yield
+    except (duckdb.OutOfMemoryException, MemoryError) as error:
+        raise _LimitError("disk space" if "max_temp_directory_size" in str(error) else "memory") from error
+
+
 @contextmanager
 def translate_query_errors(hint: str) -> Iterator[None]:
     """Raise `SettingsError` for wrong SQL, and for a query beyond its limits.
@@ -328,12 +377,10 @@ def translate_query_errors(hint: str) -> Iterator[None]:
     Other errors of DuckDB pass: `open_catalog` translates them.
     """
     try:
-        yield
+        with _translate_limits():
+            yield
     except duckdb.InterruptException:
         raise
-    except (duckdb.OutOfMemoryException, MemoryError) as error:
-        what = "disk space" if "max_temp_directory_size" in str(error) else "memory"
-        raise SettingsError(f"The query needs more {what} than it may use.", hint=_ASK_FOR_LESS) from error
     except duckdb.PermissionException as error:
         raise _ForbiddenError(_FILE) from error
     except duckdb.Error as error:
@@ -346,12 +393,13 @@ def translate_query_errors(hint: str) -> Iterator[None]:
 def limit_address_space(size: int) -> Iterator[None]:
     """Let this process reserve at most `size` bytes more, and some for its threads. On Linux only.
 
-    DuckDB's own limit does not count the computation of one huge value (seen with 2.0: `repeat('x', 4000000000)`).
+    For a process that must go on: DuckDB's own limit does not count the computation of one huge value (seen with 2.0:
+    `repeat('x', 4000000000)`), and nothing interrupts it.
     """
-    if not _RESERVED_PAGES.exists():
+    if not _PAGES.exists():
         yield
         return
-    reserved = int(_RESERVED_PAGES.read_bytes().split()[0]) * resource.getpagesize()
+    reserved = int(_PAGES.read_bytes().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = reserved + size + _THREADS_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import ExitCode
+from pipeline.lake.lake import Lake
+from tests.lake.lake_builder import AT, commit
 from tests.processes import ran
 from tests.rows import every
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.processes import Scanlake
 
 _SMALL: Final = {"SCANLAKE_QUERY_MEMORY_BYTES": "100000000"}
+_SMALL_BYTES: Final = 100_000_000
+_PROCESS_BYTES: Final = 900_000_000  # of Python, of its libraries, and of what DuckDB does not count
+_CHECKOUT: Final = Path(__file__).parents[2]
 _SORT: Final = "SELECT a.range + b.range AS c FROM range(30000) a, range(30000) b ORDER BY hash(c) OFFSET 500000000"
 _HUGE: Final = "length(repeat('x', 4000000000)) > 0"
 
@@ -39,6 +46,76 @@ def test_a_greedy_query_ends(resource: str, query: str, scanlake: Scanlake) -> N
     assert answer.code == ExitCode.USAGE, answer
     assert f"The query needs more {resource} than it may use." in line
     assert "raise `query_memory_bytes`" in line
+
+
+@every(
+    "query",
+    [
+        "SELECT list_sum(range(300000000))",
+        f"SELECT {_HUGE}",
+        "SELECT max(length(repeat(range::VARCHAR, 100000000))) FROM range(40)",
+        "SELECT len(list_distinct(range(100000000)))",
+        "SELECT length(array_agg(range)) FROM range(300000000)",
+        "SELECT string_agg(repeat('x', 1000000), '') FROM range(2000)",
+    ],
+)
+def test_a_greedy_query_is_bounded_by_what_it_uses(query: str, lake: Path, tmp_path: Path) -> None:
+    """Whatever DuckDB does not count or interrupt, the process never uses far more than it may; nothing is left."""
+    (tmp_path / "tmp").mkdir(exist_ok=True)
+    code, peak, err = _run_measured(lake, tmp_path / "tmp", "query", query)
+    assert code == ExitCode.USAGE
+    assert "The query needs more memory than it may use." in err
+    assert peak < _SMALL_BYTES + _PROCESS_BYTES
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_what_duckdb_reserves_does_not_count(lake: Path, tmp_path: Path) -> None:
+    """300 filtered aggregates, for which DuckDB reserves gigabytes and uses little, have their result."""
+    columns = [f"max(scan_code) FILTER (file_id = {number}) AS c{number}" for number in range(300)]
+    code, peak, err = _run_measured(lake, tmp_path, "query", f"SELECT {', '.join(columns)} FROM files GROUP BY closed")
+    assert (code, err) == (ExitCode.OK, "")
+    assert peak < _SMALL_BYTES + _PROCESS_BYTES
+
+
+def test_an_export_beyond_its_memory_ends_as_a_query(tmp_path: Path) -> None:
+    """An export of a wide view whose values do not fit ends with 2 and the setting that allows more."""
+    fields = [
+        {
+            "file_id": 1,
+            "field_id": place,
+            "name": f"name {place}",
+            "value": str(place % 10) * 1_000_000,
+            "position": place,
+        }
+        for place in range(120)
+    ]
+    with Lake(tmp_path / "lake", doing="test") as made:
+        commit(made, {1: 0}, {"fields": fields})
+        made.publish("", at=AT, complete=True, watermark=1)
+    command = ("export", "--tables=fields_wide", str(tmp_path / "out"))
+    code, peak, err = _run_measured(tmp_path / "lake", tmp_path, *command)
+    assert code == ExitCode.USAGE, err
+    assert "raise `query_memory_bytes`" in err
+    assert peak < _SMALL_BYTES + _PROCESS_BYTES
+    assert not (tmp_path / "out").exists()
+
+
+def _run_measured(lake: Path, temp: Path, *command: str) -> tuple[int, int, str]:
+    """Run a command with little memory. Return its exit code, its peak of memory in bytes, its standard error."""
+    env = {**os.environ, **_SMALL, "SCANLAKE_LAKE": str(lake), "TMPDIR": str(temp), "PYTHONPATH": str(_CHECKOUT)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline", *command],
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    with process.stderr:
+        err = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, usage.ru_maxrss * 1024, err
 
 
 async def test_a_greedy_condition_ends(tmp_path: Path) -> None:
