@@ -93,9 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     end_with_parent()
     _prepare_standard_streams()
     gc.set_threshold(*_GC_THRESHOLDS)
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    sys.excepthook = lambda _, error, __: _report_failure(error, given)  # of a query that only the end stops
-    sys.exit(_run(given))
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    sys.excepthook = lambda _, error, __: _report_failure(error, argv)  # of a query that only the end stops
+    sys.exit(_run(argv))
 
 
 def _prepare_standard_streams() -> None:

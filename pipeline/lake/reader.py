@@ -211,7 +211,7 @@ def _watch_memory(result: Future[_Result], connection: duckdb.DuckDBPyConnection
 
 
 def _count_used_bytes() -> int:
-    """Return the memory that this process uses; 0 where the system does not say it."""
+    """Return the memory that this process uses; 0 where the system does not show it."""
     return int(_PAGES.read_bytes().split()[1]) * resource.getpagesize() if _PAGES.exists() else 0
 
 

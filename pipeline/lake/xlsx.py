@@ -153,8 +153,8 @@ def _write_text(sheet: Any, row: int, column: int, value: object, cell_format: A
     """Write a string cell, which Excel never takes for a formula. Raises `SettingsError` for a longer one."""
     text = str(value)
     if len(text) > _MAX_CELL_CHARS // 2 and len(text.encode("utf-16-le")) // 2 > _MAX_CELL_CHARS:
-        place = f"in row {row:,}, column {column + 1:,}"
-        raise _TooLargeError(sheet.name, f"has a text {place} that is longer than a cell holds ({_MAX_CELL_CHARS:,})")
+        cell = f"in row {row:,}, column {column + 1:,}"
+        raise _TooLargeError(sheet.name, f"has a text {cell} that is longer than a cell holds ({_MAX_CELL_CHARS:,})")
     if text.startswith("<r>") and text.endswith("</r>"):
         text += " "  # XlsxWriter takes such text for its own markup and writes it without quoting
     sheet.write_string(row, column, text, cell_format)
