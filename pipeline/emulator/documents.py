@@ -192,7 +192,7 @@ class DocumentRenderer:
             "snap_count": len(snaps),
             "snap_count_with_damage": sum(upload["has_damage"] for upload in content.uploads),
             "created_at": self._file_time(record.created),
-            "updated_at": self._file_time(updated),
+            "updated_at": None if record.key in self.world.untimed else self._file_time(updated),
         }
         if record.serial % 101 == 50:
             document["retention_class"] = "long"

@@ -113,6 +113,8 @@ def search(documents: DocumentRenderer, query: ListQuery, rng: random.Random) ->
         entries = [entry for entry in entries if _is_match(documents, world.records[entry[1]], query)]
     if (query.active_from is not None or query.active_to is not None) and world.instances:
         entries = _keep_newest_instances(entries, world.records)
+    if quirks.repeats != "no":
+        return _repeat_files(documents, entries, query)
     total, start = len(entries), (query.page - 1) * query.limit
     if quirks.order == "updated-desc":
         # The index is ascending: slicing from its end avoids sorting the whole list for one page.
@@ -125,6 +127,13 @@ def search(documents: DocumentRenderer, query: ListQuery, rng: random.Random) ->
             entries.sort(key=lambda entry: entry[1], reverse=quirks.order == "id-desc")
         chosen = entries[start : start + query.limit]
     return Page([world.records[key] for _, key in chosen], total, query.limit, query.page)
+
+
+def _repeat_files(documents: DocumentRenderer, entries: list[tuple[int, int]], query: ListQuery) -> Page:
+    """Return a page, newest first, in which some files are twice in a row: the total counts them twice."""
+    rows = [record for _, key in reversed(entries) for record in documents.world.list_versions(key)]
+    start = (query.page - 1) * query.limit
+    return Page(rows[start : start + query.limit], len(rows), query.limit, query.page)
 
 
 def _files_with_reference(documents: DocumentRenderer, query: ListQuery) -> list[tuple[int, int]]:
@@ -215,6 +224,8 @@ def render_list(page: Page, items: list[bytes], location: RequestLocation, quirk
     keys = _build_keys(page, len(items), location, quirks)
     if quirks.paging == "none":
         keys = {name: keys[name] for name in keys if name == "next_page_url"}
+    elif quirks.paging == "pages":
+        keys = {name: keys[name] for name in ("current_page", "last_page", "per_page")}
     elif quirks.paging in {"meta", "pagination"}:
         keys = {quirks.paging: keys}
     elif quirks.paging == "links":

@@ -26,7 +26,9 @@ class Quirks:
     """Behaviour that the interface does not define; the defaults were observed in the field."""
 
     # The list.
-    paging: Literal["top", "meta", "pagination", "links", "none", "bare"] = _option("top", "place of the page counts")
+    paging: Literal["top", "meta", "pagination", "links", "pages", "none", "bare"] = _option(
+        "top", "place of the page counts; pages: last_page and per_page without total"
+    )
     per_page: Literal["string", "integer"] = _option("string", "type of per_page")
     next_page_url: Literal["http-page-only", "complete", "relative", "other-host", "null", "absent"] = _option(
         "http-page-only", "value of next_page_url if there is another page"
@@ -39,6 +41,15 @@ class Quirks:
     end_bound: Literal["inclusive", "exclusive"] = _option("inclusive", "whether updated_end is in the window")
     windows: Literal["honoured", "ignored"] = _option("honoured", "effect of updated_start and updated_end")
     updated_in_list: Literal["shown", "absent"] = _option("shown", "whether a list item has updated_at")
+    null_times: float = _option(0.0, "fraction of files without an update time: no list with a bound shows them")
+    filter_misses: float = _option(0.0, "fraction of files that no list with a bound on the update time shows")
+    repeats: Literal["no", "same", "older-first", "older-last"] = _option(
+        "no", "every fourth file is listed twice in a row, as it is or also as it was before its last change"
+    )
+    list_cache_seconds: float = _option(0.0, "life of a cached list: until then the same request gets the same body")
+    detail_cache_seconds: float = _option(
+        0.0, "life of a cached detail: until then the same request gets the same body"
+    )
     late_commit_seconds: float = _option(0.0, "delay between the update time of a change and its appearance in lists")
     instances: Literal["off", "on"] = _option("off", "several list objects of an id differ in file_id (set at start)")
     # Documents.

@@ -102,6 +102,7 @@ class Emulator:
         self.port = port
         self.other_port = 0
         self._rng = random.Random(f"server:{self.plan.seed}")
+        self._cached: dict[str, tuple[int, Response]] = {}  # by path and query, with the time of the world
         self._runners: list[web.ServerRunner] = []
         self.reset()
 
@@ -286,14 +287,28 @@ class Emulator:
             return to_json_response({"message": "Method Not Allowed"}, 405), endpoint
         match endpoint:
             case "detail":
-                return self._get_detail(path, args), endpoint
+                seconds = self.quirks.detail_cache_seconds
+                return self._cache(request.raw_path, seconds, lambda: self._get_detail(path, args)), endpoint
             case "list":
-                return self._list_files(request.raw_path, args), endpoint
+                seconds = self.quirks.list_cache_seconds
+                return self._cache(
+                    request.raw_path, seconds, lambda: self._list_files(request.raw_path, args)
+                ), endpoint
             case "share":
                 return self.shares.create(args, self.base_url), endpoint
             case _:
                 origin = self.other_url if self.quirks.report_host == "other-port" else self.base_url
                 return await self.reports.order(await request.read(), origin), endpoint
+
+    def _cache(self, raw_path: str, seconds: float, answer: Callable[[], Response]) -> Response:
+        """Return the cached response of a request, or the new one of `answer`, which then lives so long."""
+        now = self.world.clock.now()
+        cached_at, response = self._cached.get(raw_path, (0, None))
+        if response is None or now >= cached_at + seconds * 1e6:
+            response = answer()
+            if seconds:
+                self._cached[raw_path] = (now, response)
+        return response
 
     def _list_files(self, raw_path: str, args: MultiDict[str]) -> Response:
         documents, quirks = self.documents, self.quirks

@@ -1,6 +1,7 @@
 """The files of the service: generated from a plan, changed while they are served."""
 
 import asyncio
+import dataclasses
 import heapq
 import random
 from bisect import bisect_left, bisect_right, insort
@@ -13,6 +14,7 @@ from pipeline.emulator.timestamps import DAY, SECOND, Clock
 _STEP = {"seconds": SECOND, "millis": 1000, "micros": 1}
 _TOP = 1 << 80
 _MIN_CHURNED_FILES = 10
+_REPEATED_EVERY = 4
 _TICK_SECONDS = 0.05
 _ORDINARY: tuple[EditKind, ...] = tuple(kind for kind in EDIT_KINDS if kind not in {"touch", "clear"})
 
@@ -34,8 +36,12 @@ class World:
         self.index: list[tuple[int, int]] = []
         self.by_reference: dict[str, list[int]] = {}
         self.instances: dict[int, list[int]] = {}
+        self.untimed: set[int] = set()
+        self.unindexed: set[int] = set()
+        self.former: dict[int, FileRecord] = {}
         self.changes = 0
         self._late: list[tuple[int, int]] = []
+        self._latest: dict[int, FileRecord] = {}
         self._order: list[int] = []
         self._rng = random.Random(f"world:{plan.seed}")
         self._serial = 0
@@ -55,11 +61,25 @@ class World:
         return self.records.get(_build_key(serial, self.plan.seed))
 
     def list_window(self, start: int | None, end: int | None) -> list[tuple[int, int]]:
-        """Return (listed time, key) of the files in a window, both ends inclusive, oldest first."""
+        """Return (listed time, key) of the files in a window, both ends inclusive, oldest first.
+
+        As in SQL, a comparison with no time is false: a window shows no untimed file, and none that its index misses.
+        """
         self.apply_late_commits()
         low = 0 if start is None else bisect_left(self.index, (start, -_TOP))
         high = len(self.index) if end is None else bisect_right(self.index, (end, _TOP))
-        return self.index[low:high]
+        entries, hidden = self.index[low:high], self.untimed | self.unindexed
+        if hidden and (start is not None or end is not None):
+            entries = [entry for entry in entries if entry[1] not in hidden]
+        return entries
+
+    def list_versions(self, key: int) -> list[FileRecord]:
+        """Return what a list shows of a file: one version, or two by the quirks."""
+        record, repeats = self.records[key], self.quirks.repeats
+        if repeats == "no" or record.serial % _REPEATED_EVERY:
+            return [record]
+        former = record if repeats == "same" else self.former.get(key, record)
+        return [record, former] if repeats == "older-last" else [former, record]
 
     def apply_late_commits(self) -> None:
         """Make changes visible in the list after their delay."""
@@ -101,6 +121,22 @@ class World:
         changed = list(keys)
         for key in changed:
             self._set_updated(self.records[key], time_us)
+        return changed
+
+    def lose_times(self, keys: Iterable[int], *, lost: bool = True) -> list[int]:
+        """Take the update times of files away, or give them back; nothing else shows the change."""
+        return self._set_hidden(self.untimed, keys, is_hidden=lost)
+
+    def lose_index(self, keys: Iterable[int], *, lost: bool = True) -> list[int]:
+        """Take files out of the index of update times, or put them back; nothing else shows the change."""
+        return self._set_hidden(self.unindexed, keys, is_hidden=lost)
+
+    def _set_hidden(self, hidden: set[int], keys: Iterable[int], *, is_hidden: bool) -> list[int]:
+        changed = list(keys)
+        for key in changed:
+            (hidden.add if is_hidden else hidden.discard)(key)
+            self.records[key].revision += 1  # bodies are kept by it
+            self.changes += 1
         return changed
 
     def close(self, keys: Iterable[int]) -> list[int]:
@@ -162,7 +198,14 @@ class World:
         self._remove_from_index(record)
         record.listed = record.updated
         record.revision += 1
+        self._keep_former(record)
         insort(self.index, (record.listed, key))
+
+    def _keep_former(self, record: FileRecord) -> None:
+        """Keep the state of a file before the present one, for lists that repeat it."""
+        if self.quirks.repeats != "no":
+            self.former[record.key] = self._latest.get(record.key, record)
+            self._latest[record.key] = dataclasses.replace(record)
 
     def _remove_from_index(self, record: FileRecord) -> None:
         entry = (record.listed, record.key)
@@ -178,6 +221,7 @@ class World:
 
     def _insert(self, record: FileRecord) -> None:
         self.records[record.key] = record
+        self._keep_former(record)
         self.by_reference.setdefault(record.scan_code, []).append(record.key)
         self._order.append(record.key)
         if record.listed:
@@ -190,6 +234,9 @@ class World:
         self._serial += 1
         key = _build_key(serial, self.plan.seed)
         code = scan_code or f"SC{serial * 7919 % 10_000_019:08d}"
+        for share, hidden in ((self.quirks.null_times, self.untimed), (self.quirks.filter_misses, self.unindexed)):
+            if share and draw() < share:
+                hidden.add(key)
         record = FileRecord(key, key, serial, code, int(draw() < 0.4), created, updated, 0)
         fraction = draw()
         if fraction < 0.06 and self._order:

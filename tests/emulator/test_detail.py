@@ -12,6 +12,10 @@ from tests.emulator.http_client import INCLUDES, Asker, Pairs, asking
 
 NUMBERS: dict[str, list[object]] = {
     "page_cap": [2],
+    "null_times": [1.0],
+    "filter_misses": [1.0],
+    "list_cache_seconds": [9.0],
+    "detail_cache_seconds": [9.0],
     "late_commit_seconds": [9.0],
     "date_skew_seconds": [60.0],
     "report_seconds": [9.0],
@@ -61,6 +65,10 @@ async def _answers(ask: Asker, *, orders: bool) -> typing.AsyncIterator[str]:
     yield await tell("/api/v2/files", [], headers={"Accept-Encoding": "gzip"})
     world.create(1)
     yield await tell("/api/v2/files", [])
+    yield await tell("/api/v2/files", [("updated_end", "2027-01-01")])
+    world.edit(world.find_serial(4).key, "add-upload")  # type: ignore[union-attr]
+    yield await tell("/api/v2/files", [])
+    yield await tell(f"/api/v2/files/{world.find_serial(4).key}", [("lang", "de")])  # type: ignore[union-attr]
 
 
 async def test_every_value_of_every_option_changes_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
