@@ -42,6 +42,9 @@ def format_sync_summary(summary: SyncSummary, delta: RunDelta, lake: LakeStats, 
         "calls": ", ".join(calls),
         "rate": ", ".join(format_rate(delta.max_requests_per_second, delta.concurrency, delta.limited_by)),
         "rejects": _format_rejects(summary, delta),
+        "unproven": f"{summary.unproven:,} more counted by the service's list, and shown by none of its pages"
+        if summary.unproven
+        else "",
         "lake": f"snapshot {summary.snapshot}, {pluralize(lake.files or 0, 'file')}, {format_bytes(lake.bytes)}",
         "next": _suggest_next_step(summary, delta, lake, is_partial=is_partial),
     }
@@ -79,8 +82,10 @@ def _name_first(ids: Sequence[int]) -> str:
 
 def format_verification(result: VerifyResult) -> str:
     """Return the result of a verification."""
-    repaired = "" if result.mode.startswith("check") else " (repaired)"
-    deleted = "deleted in the service" + (repaired and " (now in deleted_files)")
+    is_check = result.mode.startswith("check")
+    repaired = "" if is_check or result.unrepaired else " (repaired)"
+    deleted = "deleted in the service" + ("" if is_check else " (now in deleted_files)")
+    differing = result.missing + result.stale + result.details_differing
     details = f"{result.details_checked:,} of {pluralize(result.files_in_lake, 'file')}"
     counts = (
         ("missing", result.missing, f"missing in the lake{repaired}"),
@@ -93,8 +98,10 @@ def format_verification(result: VerifyResult) -> str:
             result.details_differing,
             f"with different details under the same timestamp{repaired}, of {details} compared",
         ),
+        ("unrepaired", result.unrepaired, f"of {differing:,} not repaired"),
         ("", result.unproven_windows, "windows without a consistent list"),
         ("unproven", result.unproven, "not in a list that was not consistent: deletion not proven (kept)"),
+        ("", result.unseen, "counted by the service's list, and shown by none of its pages"),
         ("", result.rejects, "rejects: files without details, or list items without an id (meta.rejects)"),
     )
     ids = result.ids

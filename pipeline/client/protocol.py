@@ -168,6 +168,8 @@ def _read_page(members: Mapping[str, Any], items: tuple[ListItem, ...], requeste
     objects = list(_candidate_objects(members))
     total, last, size, page, to = (_number(objects, names) for names in (_TOTAL, _LAST, _SIZE, _PAGE, _TO))
     current = page or requested_page
+    if total is None and size == 1:
+        total = last if items or last != 1 else 0  # a page for each file
     listed = _items_up_to_page(len(items), current, size, to)
     link = _has_next_link(objects)
     if items and (last == 0 or (total is not None and total < listed)):

@@ -104,7 +104,11 @@ class RejectedFiles(Struct, frozen=True):
 
 
 class LakeStatus(Struct, frozen=True):
-    """The state of a lake. A copy of the catalog alone has no `base_url`; what the ledger knows is null."""
+    """The state of a lake. A copy of the catalog alone has no `base_url`; what the ledger knows is null.
+
+    The service's list counts `unproven_files` that no page shows. Each sync fetches `unstable_files` again: they have
+    no update time, or list item and detail differ.
+    """
 
     lake: Path
     source: str | None
@@ -118,6 +122,8 @@ class LakeStatus(Struct, frozen=True):
     paused_at_snapshot: int | None = None
     failures: Failures | None = None
     interrupted: str | None = None
+    unproven_files: int = 0
+    unstable_files: int = 0
     was_verified: bool = False
     is_consistent: bool | None = None
     runs: Sequence[RunStatus] = ()
@@ -209,6 +215,8 @@ def _update(status: LakeStatus, state: LiveState, runs: int) -> LakeStatus:
         running=_describe_running(state),
         paused_at_snapshot=None if (pause := properties.rollback_pause) is None else pause["to"],
         interrupted=interrupted,
+        unproven_files=properties.unproven_files,
+        unstable_files=state.unstable_files,
         was_verified=freshness.last_verify_at is not None or state.was_verified,
         runs=[_describe_run(run) for run in state.runs[:runs]],
     )
@@ -271,6 +279,12 @@ def _summary_lines(status: LakeStatus) -> list[str]:
     else:
         age = format_age(fresh.age_seconds)
         lines.append(f"Everything updated before {format_instant(fresh.watermark)} is in the lake ({age}).")
+    if status.unproven_files:
+        what = pluralize(status.unproven_files, "file")
+        lines.append(f"The service's list counts {what} that none of its pages shows; the watermark waits.")
+    if status.unstable_files:
+        what = pluralize(status.unstable_files, "file")
+        lines.append(f"Each sync fetches {what} again: without an update time, or list item and detail differ.")
     if status.is_consistent is False:
         lines.append("Compared with the service: not consistent. `scanlake verify` repairs it.")
     elif fresh.last_verify_at is None:

@@ -113,7 +113,7 @@ def _sync(
     result.result = to_json_value(outcome)
     text = _format_verify(settings, verification, prints_summary=prints_summary)
     is_consistent = not isinstance(verification, VerifyResult) or verification.consistent
-    code = ExitCode.OK if is_consistent and not summary.rejects else ExitCode.REJECTS
+    code = ExitCode.OK if is_consistent and not (summary.rejects or summary.unproven) else ExitCode.REJECTS
     return context.print_result(outcome, text, code)
 
 

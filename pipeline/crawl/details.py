@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail, NotFound
 from pipeline.crawl.models import SETTLE_SECONDS, parse_reference
+from pipeline.crawl.windows import Window
 from pipeline.errors import ProtocolError
 from schemas.file_query import FileQuery
 from schemas.file_versions import FileVersion, Reject, Tombstone
-from schemas.timestamps import SECOND, is_same_instant
+from schemas.timestamps import DAY, SECOND, is_same_instant
 
 if TYPE_CHECKING:
     from pipeline.client.client import Client
@@ -35,7 +37,8 @@ def max_deletions(file_count: int) -> int:
 class FetchResult(NamedTuple):
     """Result of fetching a file: a version or a tombstone.
 
-    `reject` is set if the detail failed and the version has the list item only.
+    `reject` is set if the detail failed and the version has the list item only, or if the detail is older than the
+    list item.
     """
 
     version: FileVersion | None
@@ -63,6 +66,8 @@ class DetailFetcher:
         self._last_success_key: int | None = None
         self._failed_keys: set[int] = set()
         self._probe_lock = asyncio.Lock()
+        self._stamps_lock = asyncio.Lock()
+        self._has_equal_stamps: bool | None = None  # details have the update times of their list items; None: unknown
 
     async def fetch(self, key: int, item: ListItem, *, seen_at: int | None = None) -> FetchResult:
         """Fetch the detail of `item`, which the lake stores as `key`.
@@ -70,8 +75,9 @@ class DetailFetcher:
         `seen_at` is when an earlier run had fetched a version with the same timestamp, in microseconds.
         """
         # A detail is of some instant between request and answer: the earlier one is the safe one.
-        is_quiet = self._is_quiet(item, seen_at)
+        now = self._clock.seconds_since(0)
         if self._options.fetch_details == "never":
+            is_quiet = self._is_quiet(item.updated_at, seen_at, now)
             return FetchResult(self._build_version(key, item, None, is_stable=is_quiet))
         try:
             detail = await self._fetch_consistent_detail(key, item)
@@ -87,14 +93,50 @@ class DetailFetcher:
             return await self._handle_missing_detail(key, item, detail)
         self._succeeded += 1
         self._last_success_key = key
-        is_stable = is_quiet and is_same_instant(item.updated_at, detail.updated_at)
-        return FetchResult(self._build_version(key, item, detail, is_stable=is_stable))
+        problem = await self._find_lag(item, detail, now)
+        # A list that shows no times can still filter by them: a later change has another time in the detail.
+        updated_at = item.updated_at if self._reader.shows_times else detail.updated_at
+        is_stable = problem == "" and self._is_quiet(updated_at, seen_at, now)
+        version = self._build_version(key, item, detail, is_stable=is_stable)
+        return FetchResult(version, Reject(key, problem, item.raw, is_list_item=True) if problem else None)
 
     async def _fetch_consistent_detail(self, key: int, item: ListItem) -> Detail | NotFound:
         detail = await self._fetch_detail(key, item)
-        if isinstance(detail, Detail) and not is_same_instant(item.updated_at, detail.updated_at):
+        if not isinstance(detail, Detail) or self._has_equal_stamps is False:
+            return detail
+        if not is_same_instant(item.updated_at, detail.updated_at):
             detail = await self._fetch_detail(key, item)
         return detail
+
+    async def _find_lag(self, item: ListItem, detail: Detail, now: float) -> str | None:
+        """Return what is wrong with a pair: empty for nothing, None for a file that is changing."""
+        in_list, in_detail = item.updated_at or 0, detail.updated_at or 0
+        if is_same_instant(item.updated_at, detail.updated_at):
+            return ""
+        if now - max(in_list, in_detail) / SECOND <= SETTLE_SECONDS:
+            return None
+        if not await self._probe_stamps():
+            return ""
+        return "detail: older than the list item" if in_detail < in_list else None
+
+    async def _probe_stamps(self) -> bool:
+        """Return whether details have the update times of their list items, as files show that are long unchanged.
+
+        In some services each call has times of its own. Then they show nothing.
+        """
+        async with self._stamps_lock:
+            if self._has_equal_stamps is None:
+                unchanged = Window(None, (self._clock.now_or_local() - DAY) // SECOND)
+                page = await self._client.list_files(self._options.query(unchanged, cheap=True))
+                listed = [item for item in page.items if item.updated_at is not None]
+                answers = []
+                for item in listed[:: max(1, len(listed) // _MAX_PROBES)][:_MAX_PROBES]:
+                    with suppress(RetriesExhaustedError):
+                        detail = await self._get_file(self._options.get_key(item) or 0)
+                        if isinstance(detail, Detail):
+                            answers.append(is_same_instant(item.updated_at, detail.updated_at))
+                self._has_equal_stamps = not answers or any(answers)
+            return self._has_equal_stamps
 
     async def _fetch_detail(self, key: int, item: ListItem) -> Detail | NotFound:
         detail = await self._get_file(key)
@@ -160,18 +202,18 @@ class DetailFetcher:
         reason = f"detail: not found by id ({missing.evidence}){'' if listed is None else ', but still listed'}"
         return self._keep_list_item_only(key, listed or item, reason)
 
-    def _is_quiet(self, item: ListItem, seen_at: int | None) -> bool:
-        """Return whether the second of the item's timestamp is over: a later change has another timestamp.
+    def _is_quiet(self, updated_at: int | None, seen_at: int | None, now: float) -> bool:
+        """Return whether the second of a timestamp is over: a later change has another timestamp.
 
         The service's timestamps may be ahead of its clock. Then the version is quiet that was seen before.
         """
-        if item.updated_at is None:
+        if updated_at is None:
             return False
         # A list with few includes does not show a second change within the second of the timestamp. One with all shows
         # it, unless a third takes it back: the detail of the second would stay with a list item that is as before.
         quiet_seconds = _STAMP_SECONDS if self._list_shows_every_change else SETTLE_SECONDS
         known_for = 0 if seen_at is None else (self._clock.now_or_local() - seen_at) / SECOND
-        return max(self._clock.seconds_since(item.updated_at), known_for) > quiet_seconds
+        return max(now - updated_at / SECOND, known_for) > quiet_seconds
 
     def _build_version(self, key: int, item: ListItem, detail: Detail | None, *, is_stable: bool) -> FileVersion:
         return FileVersion(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from pipeline.crawl.listing import select_newest
 from pipeline.crawl.models import SharedFileIdError
 from schemas.file_versions import CONTENT_DIGEST_BYTES, Reject, content_digest, same_content, version_digest
 
@@ -128,11 +129,15 @@ class InFlightFiles:
         """Return the number of files that were submitted and are not committed."""
         return len(self._tasks)
 
-    async def submit(self, items: Sequence[ListItem], window: ListedWindow) -> None:
-        """Submit the list items of a window.
+    async def submit(self, items: Sequence[ListItem], window: ListedWindow) -> int:
+        """Submit the list items of a window, and return how many files are fetched for it.
+
+        Of a file that is listed twice the newest item counts.
 
         Raises `SharedFileIdError` if the instance id must be the key of a file.
         """
+        items = select_newest(items)
+        submitted = 0
         committed = self._committed_keys[window] = set()
         try:
             for start in range(0, len(items), _LOOKUP_CHUNK_FILES):
@@ -149,20 +154,25 @@ class InFlightFiles:
                         window.rejects.append(Reject(None, "list item without a usable id", item.raw, bounds))
                         continue
                     await self._refresh_if_committed(key, committed, stored)
-                    self._submit_item(key, item, window, stored.get(key))
+                    submitted += self._submit_item(key, item, window, stored.get(key))
         finally:
             del self._committed_keys[window]
+        return submitted
 
-    async def resubmit(self, key: int, item: ListItem, window: ListedWindow) -> None:
-        """Submit a file whatever the lake has stored of it, unless this run has already fetched the file."""
-        await self._wait_for_room()
+    async def is_fetched(self, key: int, window: ListedWindow) -> bool:
+        """Return whether this run has fetched a file, or is about to."""
         committed = self._committed_keys[window] = set()
         try:
             stored = dict(await self._lookup([key]))
             await self._refresh_if_committed(key, committed, stored)
         finally:
             del self._committed_keys[window]
-        if key not in stored or stored[key].run_id != self._run_id:
+        return key in self._tasks or (key in stored and stored[key].run_id == self._run_id)
+
+    async def resubmit(self, key: int, item: ListItem, window: ListedWindow) -> None:
+        """Submit a file whatever the lake has stored of it, unless this run has already fetched the file."""
+        await self._wait_for_room()
+        if not await self.is_fetched(key, window):
             self._submit_item(key, item, window, None)
 
     async def _refresh_if_committed(self, key: int, committed: set[int], stored: dict[int, FileVersionRecord]) -> None:
@@ -194,21 +204,23 @@ class InFlightFiles:
                 self._tasks[task.key] = task.followup
                 self._queue.put_nowait(task.followup)
 
-    def _submit_item(self, key: int, item: ListItem, window: ListedWindow, stored: FileVersionRecord | None) -> None:
+    def _submit_item(self, key: int, item: ListItem, window: ListedWindow, stored: FileVersionRecord | None) -> bool:
+        """Start to fetch a file and return True, unless it is in flight or unchanged."""
         task = self._tasks.get(key)
         self._check_id_is_unique(item, task, stored)
         if task is not None:
             self._attach_to_existing(task, item, window)
-            return
+            return False
         is_outdated = stored is not None and self._is_outdated(item, window, stored)
         if stored is not None and (self._is_up_to_date(item, stored) or (is_outdated and stored.is_stable)):
             self._count_unchanged(key, stored)
-            return
+            return False
         seen_at = stored.fetched_at if stored and stored.updated_at == item.updated_at else None
         task = FetchTask(key, item, [window], must_relist=is_outdated, seen_at=seen_at)
         self._tasks[key] = task
         window.pending_files += 1
         self._queue.put_nowait(task)
+        return True
 
     def _count_unchanged(self, key: int, stored: FileVersionRecord) -> None:
         """Count a file that is not fetched: as skipped once, unless this run has fetched it."""
@@ -268,4 +280,5 @@ class InFlightFiles:
             return True
         if self._options.renews_links and stored.digest != version_digest(item.raw):
             return False
-        return stored.is_stable and self._options.fetch_details != "always"
+        # Without an update time nothing shows whether what only the detail has is as before.
+        return item.updated_at is not None and stored.is_stable and self._options.fetch_details != "always"

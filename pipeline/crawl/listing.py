@@ -66,7 +66,8 @@ class PageReader:
         self._page_divisor = 1  # by which pages are smaller than the service allows
         self._page_caps: dict[_PageKind, int] = {}  # the service's largest page
         self._proven_sizes: dict[_PageKind, int] = {}  # smallest page that a page with files followed
-        self._counts_are_wrong = False  # it has announced files that it does not have
+        self.counts_are_wrong = False  # it has announced files that it does not have
+        self.shows_times = False  # a list item has had an update time
         self._is_filter_checked = False
 
     def get_page_limit(self) -> int:
@@ -108,14 +109,15 @@ class PageReader:
         """Fetch one page. Its `has_next` is None if the service does not show whether there is a next one."""
         page = await self._client.list_files(query, page=number)
         self.check_instances(page.items, {})
+        self.shows_times = self.shows_times or any(item.updated_at is not None for item in page.items)
         if window is not None:
             _check_bounds(window, page.items)
-        if self._counts_are_wrong:
+        if self.counts_are_wrong:
             page = page.without_counts()
         if page.items and (page.has_next or len(page.items) >= query.page_size):
             self._page_caps[_page_kind(query)] = len(page.items)
         client = self._client
-        shows_end = client.has_linked_next if self._counts_are_wrong else client.has_announced_next
+        shows_end = client.has_linked_next if self.counts_are_wrong else client.has_announced_next
         is_full = not client.has_linked_next and len(page.items) >= self._full_size(query)
         if page.has_next is False and (is_full or not shows_end):
             # A link that is always null means as little as no link. A total may count the page alone, or too few files.
@@ -145,9 +147,9 @@ class PageReader:
 
     def distrust_counts(self, page: ListPage) -> ListPage:
         """Ignore the service's counts from now on. Return the page without them."""
-        if not self._counts_are_wrong:
+        if not self.counts_are_wrong:
             log.warning("counts.wrong", total=page.total, hint="The list announces files that it does not have.")
-        self._counts_are_wrong = True
+        self.counts_are_wrong = True
         return page.without_counts()
 
     def check_instances(self, items: Iterable[ListItem], instances: dict[int, int]) -> None:
@@ -203,6 +205,16 @@ def get_key(item: ListItem) -> FileKey:
 def get_keys(items: Iterable[ListItem]) -> set[FileKey]:
     """Return the keys of the items that have an id."""
     return {get_key(item) for item in items if item.id is not None}
+
+
+def select_newest(items: Iterable[ListItem]) -> list[ListItem]:
+    """Return the items without those that name a file again, but for the newest of each file."""
+    newest: dict[object, ListItem] = {}
+    for item in items:
+        key = get_key(item) if item.id is not None else item.raw
+        if key not in newest or (newest[key].updated_at or 0) < (item.updated_at or 0):
+            newest[key] = item
+    return list(newest.values())
 
 
 def get_ids(items: Iterable[ListItem]) -> tuple[int | None, ...]:
@@ -274,9 +286,30 @@ class WindowReader:
         self._now = now
         self._pages = PageReader(client, options)
 
+    @property
+    def shows_times(self) -> bool:
+        """Whether any list item so far has had an update time."""
+        return self._pages.shows_times
+
+    async def count_files(self, window: Window | None = None) -> int | None:
+        """Return how many files a list has by the service's counts; None without usable ones."""
+        query = replace(self._pages.create_query(window, cheap=True), limit=1)
+        page = await self._pages.fetch(query, 1, window)
+        return None if self._pages.counts_are_wrong else page.total
+
+    async def iter_whole_list(self) -> AsyncIterator[ListPage]:
+        """Yield the pages of the list without bounds."""
+        with suppress(_EndlessListError):
+            async for page in self._iter_pages(self._pages.create_query(), None):
+                yield page
+
+    async def retry(self, read: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Return what `read` returns, if need be with smaller pages."""
+        return await self._pages.retry_with_smaller_pages(read)
+
     async def read(self, window: Window) -> WindowResult:
         """Read `window`, or return the sub-windows to split it into."""
-        return await self._pages.retry_with_smaller_pages(lambda: self._read(window))
+        return await self.retry(lambda: self._read(window))
 
     async def _read(self, window: Window) -> WindowResult:
         if window.overflows:
@@ -307,7 +340,7 @@ class WindowReader:
         same_id = None
         for number in range(1, _MAX_SEARCH_PAGES + 1):
             page = await self._pages.fetch(query, number, window)
-            for item in page.items:
+            for item in select_newest(page.items):
                 if file_id in {item.instance_id, item.id}:
                     if item.instance_id in {file_id, None}:
                         return item
@@ -362,7 +395,7 @@ class WindowReader:
         previous_keys: set[FileKey] | None = None
         for _ in range(_MAX_PASSES):
             pages = await self._read_all_pages(query, window)
-            items.update({get_key(item): item for item in pages.items if item.id is not None})
+            items.update({get_key(item): item for item in select_newest(pages.items) if item.id is not None})
             items_without_id = tuple(item for item in pages.items if item.id is None) or items_without_id
             if pages.is_consistent and pages.keys == previous_keys:
                 return WindowResult((*items.values(), *items_without_id))
@@ -401,7 +434,7 @@ class WindowReader:
         return PagedList(items, is_consistent, single_response)
 
     async def _iter_pages(
-        self, query: FileQuery, window: Window, *, max_files: float = math.inf
+        self, query: FileQuery, window: Window | None, *, max_files: float = math.inf
     ) -> AsyncIterator[ListPage]:
         """Yield the pages of a list until they have `max_files`. Raises `_EndlessListError` after those so far."""
         page_hashes = set[int]()

@@ -252,6 +252,7 @@ class LakeProperties(Struct, frozen=True):
     remote_publish: PublishRecord | None = None
     published_targets: Mapping[str, bool | None] = {}
     """Records by URL, the newest last: true if published since a purge, null if only before, false if only begun."""
+    unproven_files: int = 0  # that the list has, and the last sync could not see; the watermark waits for them
     run_progress: RunProgress | None = None  # of the last run that fetched
     pending_rows_from: int | None = None  # first commit whose rows are not in parts, only its documents are
 
@@ -289,6 +290,12 @@ class LakeProperties(Struct, frozen=True):
 
 # Queries
 
+_UNSTABLE: Final = (
+    "file_version WHERE NOT is_stable AND NOT deleted AND file_id NOT IN (SELECT file_id FROM refetch_queue"
+    " UNION ALL SELECT file_id FROM reject WHERE file_id IS NOT NULL)"
+)
+_MAX_UNSTABLE: Final = 1_000
+_CHANGING_US: Final = 60_000_000
 _MAX_IDS: Final = 10_000  # ids in one statement; SQLite allows 32,766 parameters
 _PAGE_ROWS: Final = 50_000
 _ALL_COMMITS: Final = (0, 2**63 - 1)
@@ -422,6 +429,19 @@ class LedgerQueries:
         )
         return [*self.select(RefetchRecord, rejected), *self.select(RefetchRecord, queued)]
 
+    def unstable_files(self) -> dict[int, int]:
+        """Return the unstable files, at most those that one run fetches again, fetched longest ago: {id: commit}."""
+        return self._mapping(f"SELECT file_id, commit_seq FROM {_UNSTABLE} ORDER BY fetched_at LIMIT {_MAX_UNSTABLE}")
+
+    def count_lasting_unstable(self) -> int:
+        """Return the number of unstable files that had not just changed when they were fetched."""
+        lasting = f"(updated_at IS NULL OR fetched_at > updated_at + {_CHANGING_US})"
+        return self.count(f"SELECT count(*) FROM {_UNSTABLE} AND {lasting}")
+
+    def count_unstable_without_time(self) -> int:
+        """Return the number of unstable files without an update time: no window shows them."""
+        return self.count(f"SELECT count(*) FROM {_UNSTABLE} AND updated_at IS NULL")
+
     def count_refetch_requests(self) -> int:
         """Return the number of files that are rejected or queued; a file may be both."""
         return self.count_rejected_files() + self.count("SELECT count(*) FROM refetch_queue")
@@ -429,6 +449,10 @@ class LedgerQueries:
     def count_rejected_files(self) -> int:
         """Return the number of files that the lake has without their details."""
         return self.count("SELECT count(*) FROM reject WHERE file_id IS NOT NULL")
+
+    def rejected_files(self) -> set[int]:
+        """Return the files that the lake has without their details."""
+        return {row[0] for row in self.query("SELECT file_id FROM reject WHERE file_id IS NOT NULL")}
 
     def count_rejects(self, run_id: str | None = None) -> dict[str, int]:
         """Return the number of rejects by reason, most frequent first; of all runs or of one."""

@@ -245,6 +245,14 @@ def read_details(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]
         return _read_column(db, "detail", layout, _part_names(ledger, RAW_TABLE, versions), versions)
 
 
+def read_list_items(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, bytes | None]:
+    """Return the list items as received of some files, given as {file_id: commit_seq}."""
+    if not versions:
+        return {}
+    with open_worker_connection(layout.spill_dir) as db:
+        return _read_column(db, "list_item", layout, _part_names(ledger, RAW_TABLE, versions), versions)
+
+
 def _part_names(ledger: Ledger, table: str, versions: Mapping[int, int]) -> list[str]:
     """Return the names of the table's parts that contain those commits."""
     seqs = set(versions.values())

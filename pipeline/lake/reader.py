@@ -486,6 +486,7 @@ class LiveState(Struct, frozen=True):
     was_verified: bool
     has_snapshots: bool
     is_catalog_changed: bool
+    unstable_files: int
 
     @property
     def running(self) -> RunRecord | None:
@@ -513,6 +514,7 @@ def read_live_state(lake: Path, *, runs: int) -> LiveState | None:
         with open_ledger_readonly(layout) as ledger:
             records = ledger.recent_runs(max(runs, _MIN_RUNS))
             properties, files = ledger.properties, ledger.count_files()
+            unstable = ledger.count_lasting_unstable()
             was_verified, has_snapshots = ledger.last_verification() is not None, ledger.last_snapshot() is not None
         is_changed = all(_is_catalog_changed(layout) for _ in range(2))  # a publish can have replaced it in between
         newest_runs = tuple(_mark_interrupted(layout, index, run) for index, run in enumerate(records))
@@ -521,7 +523,7 @@ def read_live_state(lake: Path, *, runs: int) -> LiveState | None:
     progress, newest = properties.run_progress, next(iter(newest_runs), None)
     if newest is None or newest.state != "running" or progress is None or progress["run_id"] != newest.run_id:
         progress = None
-    return LiveState(properties, newest_runs, progress, files, was_verified, has_snapshots, is_changed)
+    return LiveState(properties, newest_runs, progress, files, was_verified, has_snapshots, is_changed, unstable)
 
 
 def _is_catalog_changed(layout: LakeLayout) -> bool:

@@ -17,7 +17,7 @@ from pipeline.progress import CrawlProgress, RateEstimator
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from pipeline.client.client import Client
     from pipeline.crawl.batcher import Sink
@@ -49,13 +49,15 @@ def crawl_options(settings: Settings, identity: Identity) -> CrawlOptions:
 class CrawlRunner:
     """Runs the crawls of one run.
 
-    `unproven` are the windows of the last crawl whose list was inconsistent. `files_in_service` is None if the service
+    `unproven` are the windows of the last crawl whose list was inconsistent, `unproven_files` those of the list that it
+    could not see. `files_in_service` is None if the service
     reports no total. `files_before` are those of the lake while it has no watermark: the first sync fetches the others.
     """
 
     def __init__(self, client: Client, settings: Settings, progress: Progress, run_id: str) -> None:
         self.stats = CrawlStats()
         self.unproven: list[Window] = []
+        self.unproven_files = 0
         self.files_in_service: int | None = None
         self.files_before: int | None = None
         self._client = client
@@ -83,8 +85,12 @@ class CrawlRunner:
         target: int,
         options: CrawlOptions,
         refetches: Sequence[RefetchRequest] = (),
+        count_known: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
-        """Read `windows` and pass what the lake does not have to `sink`. `target` is the target watermark."""
+        """Read `windows` and pass what the lake does not have to `sink`. `target` is the target watermark.
+
+        With `count_known`, the number of files of the lake that no window shows, others are looked for.
+        """
 
         async def observe(batch: CommitBatch) -> None:
             self.unproven += [completed.window for completed in batch.windows if not completed.is_consistent]
@@ -100,7 +106,14 @@ class CrawlRunner:
         reporter = asyncio.create_task(self._report_progress())
         try:
             async with asyncio.timeout(self._max_duration_seconds):
-                await crawler.run(windows, observe, newest=newest, refetches=refetches)
+                await crawler.run(
+                    windows,
+                    observe,
+                    newest=newest,
+                    refetches=refetches,
+                    count_known=count_known,
+                    reads_uncounted=self.files_before is not None or _covers_all(windows),
+                )
         except TimeoutError:
             seconds = f"{self._max_duration_seconds:g} s"
             raise TimeLimitReachedError(f"The run stopped after {seconds} (max_duration_seconds).") from None
@@ -109,13 +122,13 @@ class CrawlRunner:
             self._update_progress()
             self._progress.stop()
             self.stats.add(earlier)
+            self.unproven_files = crawler.unproven_files
 
     def _count_files(self, windows: Sequence[Window]) -> int | None:
         """Return how many files `windows` list, None if that is unknown."""
         if self.files_in_service is not None and self.files_before is not None:
             return max(0, self.files_in_service - self.files_before)
-        has_all = bool(windows) and windows[0].start is None and windows[-1].end is None
-        return self.files_in_service if has_all else None
+        return self.files_in_service if _covers_all(windows) else None
 
     def _count_all(self) -> int | None:
         """Return how many files the crawl has to look at, those included that an earlier part of a sync has stored."""
@@ -152,6 +165,10 @@ class CrawlRunner:
             paused_seconds=limiter.pause_remaining_seconds,
         )
         self._progress.update(self._last_progress, total)
+
+
+def _covers_all(windows: Sequence[Window]) -> bool:
+    return bool(windows) and windows[0].start is None and windows[-1].end is None
 
 
 def _read_processor_ns() -> int:

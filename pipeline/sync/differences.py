@@ -34,6 +34,7 @@ class Differences(Struct):
     changed_meanwhile: dict[int, int | None] = field(default_factory=dict)
     details: dict[int, int | None] = field(default_factory=dict)  # the list shows them as the lake has them
     details_checked: int = 0
+    unrepaired: list[int] = field(default_factory=list)  # of the missing, stale and different ones
 
     def ids_as_json(self) -> str:
         """Return the ids that differ as JSON: the first of each kind."""
@@ -45,6 +46,7 @@ class Differences(Struct):
             "unproven": self.unproven,
             "changed_meanwhile": self.changed_meanwhile,
             "details_differing": self.details,
+            "unrepaired": self.unrepaired,
         }
         return json.dumps({kind: list(ids)[:_MAX_LISTED_IDS] for kind, ids in kinds.items()})
 

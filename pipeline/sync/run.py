@@ -27,6 +27,7 @@ from pipeline.formatting import pluralize
 from pipeline.lake import retention
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.ledger_queries import RunRecord
+from pipeline.lake.part_rows import read_list_items
 from pipeline.lake.rollback import check_not_paused
 from pipeline.logs import log
 from pipeline.sync.batch_sink import BatchSink
@@ -219,9 +220,13 @@ class RunSession:
         *,
         target: int,
         refetches: Sequence[RefetchRequest] = (),
+        compares: bool = False,
         renews_links: bool = False,
     ) -> None:
-        """Read `windows` up to the target watermark and commit the files that the lake does not have."""
+        """Read `windows` up to the target watermark and commit the files that the lake does not have.
+
+        `compares`: also those that no window shows.
+        """
 
         async def store(batch: CommitBatch) -> None:
             written = await self.ledger_thread.call(self.sink.write, batch)
@@ -242,13 +247,22 @@ class RunSession:
         options = replace(crawl_options(self.settings, identity), renews_links=renews_links)
         try:
             await self.crawls.run(
-                windows, store, self.lookup_versions, target=target, options=options, refetches=refetches
+                windows,
+                store,
+                self.lookup_versions,
+                target=target,
+                options=options,
+                refetches=refetches,
+                count_known=self._count_known if compares else None,
             )
         except BaseException:
             with suppress(ScanlakeError):  # the rows can be rebuilt
                 await self.ledger_thread.call(self.sink.finish_rows)
             raise
         await self.ledger_thread.call(self.sink.finish_rows)
+
+    async def _count_known(self) -> int:
+        return await self.ledger_thread.call(self.ledger.count_unstable_without_time)
 
     async def prove_account(self, tenants: frozenset[int] = frozenset()) -> None:
         """Raise `SettingsError` before anything is stored, if tenants show another account; record new tenants."""
@@ -273,7 +287,18 @@ class RunSession:
         log.info("lang.texts_from", source=source, lang=self.settings.lang)
 
     async def read_refetch_requests(self) -> list[RefetchRequest]:
-        """Return the files that a run fetches again: rejected files, and those of the refetch queue."""
+        """Return the files that a run fetches again: rejected, queued and unstable ones.
+
+        An unstable file changed while it was fetched, or has no update time that would show a change.
+        """
+        unstable = await self.ledger_thread.call(self.ledger.unstable_files)
+        items = await self.ledger_thread.call(read_list_items, self.lake.layout, self.ledger, unstable)
+        return [
+            *(RefetchRequest(file_id, parse_reference(item), None, item) for file_id, item in items.items() if item),
+            *await self._read_queued_requests(),
+        ]
+
+    async def _read_queued_requests(self) -> list[RefetchRequest]:
         return [
             RefetchRequest(
                 request.file_id,

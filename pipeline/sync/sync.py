@@ -41,6 +41,7 @@ class TimeRange(Struct, frozen=True):
 class SyncSummary(Struct, frozen=True):
     """Result of a sync; the object that `--json` prints.
 
+    `unproven` files of the list could not be seen: the watermark waits for them.
     `state` is done, or stopped at the time limit; then `files_left` estimates what the next sync has to do, if known.
     """
 
@@ -54,6 +55,7 @@ class SyncSummary(Struct, frozen=True):
     files_skipped: int
     files_deleted: int
     rejects: int
+    unproven: int
     requests: dict[str, int]
     retries: int
     seconds: float
@@ -84,16 +86,19 @@ async def sync(
             run.crawls.files_before = None  # of such a part the number of files is unknown
         windows = await run.ledger_thread.call(_choose_windows, run, time_range)
         refetches = await run.read_refetch_requests()
+        is_compared = time_range.full or not time_range.is_explicit
         try:
             try:
-                await run.crawl_and_commit(windows, target=target, refetches=refetches, renews_links=time_range.full)
+                await run.crawl_and_commit(
+                    windows, target=target, refetches=refetches, compares=is_compared, renews_links=time_range.full
+                )
             except SharedFileIdError:
                 await run.switch_key_to_instance()
                 windows = [ALL_TIME]
-                await run.crawl_and_commit(windows, target=target)
+                await run.crawl_and_commit(windows, target=target, compares=True)
         except TimeLimitReachedError as limit:
             return await run.ledger_thread.call(_finish_early, run, limit)
-        return await run.ledger_thread.call(_finish, run, windows, target)
+        return await run.ledger_thread.call(_finish, run, windows, target, is_compared=is_compared)
 
 
 def _choose_windows(run: RunSession, time_range: TimeRange) -> list[Window]:
@@ -108,7 +113,7 @@ def _choose_windows(run: RunSession, time_range: TimeRange) -> list[Window]:
     return uncovered_windows(coverage)
 
 
-def _finish(run: RunSession, windows: Sequence[Window], target: int) -> SyncSummary:
+def _finish(run: RunSession, windows: Sequence[Window], target: int, *, is_compared: bool) -> SyncSummary:
     """Advance the watermark over the windows that were read, and publish."""
     ledger, unproven = run.ledger, run.crawls.unproven
     target = run.confirm_target(target)
@@ -117,10 +122,14 @@ def _finish(run: RunSession, windows: Sequence[Window], target: int) -> SyncSumm
         target = target if newest is None else min(target, newest // SECOND)
     else:
         correct_watermark(ledger, target)
-    coverage = add_read_windows(ledger.coverage(), windows, unproven, target=target)
-    watermark = advance(ledger.properties.watermark, coverage, may_move_back=bool(unproven))
+    coverage, watermark = ledger.coverage(), ledger.properties.watermark
+    unproven_files = run.crawls.unproven_files if is_compared else ledger.properties.unproven_files
+    ledger.set_properties(lookback_due=True, unproven_files=unproven_files)
+    if not unproven_files:  # else no update time is known before which everything is in the lake
+        coverage = add_read_windows(coverage, windows, unproven, target=target)
+        watermark = advance(watermark, coverage, may_move_back=bool(unproven))
     if watermark is not None:
-        ledger.set_properties(watermark=watermark, lookback_due=True)
+        ledger.set_properties(watermark=watermark)
     if ledger.properties.unverified_since is None:
         ledger.set_properties(unverified_since=run.client.clock.now_or_local())
     run.lake.commit(replace(run.sink.new_commit(), coverage=coverage))
@@ -148,6 +157,7 @@ def _summarize(run: RunSession, snapshot: SnapshotRecord, state: str, files_left
         files_skipped=record.files_skipped,
         files_deleted=record.files_deleted,
         rejects=record.rejects,
+        unproven=run.crawls.unproven_files,
         requests={"list": counts.list, "detail": counts.detail, "total": counts.requests},
         retries=record.retries,
         seconds=record.seconds,

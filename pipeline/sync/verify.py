@@ -97,7 +97,8 @@ class VerifyResult(Struct, frozen=True):
     `consistent`: lake and service agree, after the repair unless the mode was check only. `rejects` are
     files whose details could not be fetched, and list items without a usable id. `untimed` files have no update time in
     the list, so their details are compared; `uncompared` are files whose details were to be compared and are not.
-    `unproven` files are in no list that was consistent, and not deleted.
+    `unproven` files are in no list that was consistent, and not deleted. `unseen` files are counted by the service's
+    list, and shown by none of its pages. `unrepaired` files were to be stored again and are not.
     """
 
     run_id: str
@@ -123,6 +124,8 @@ class VerifyResult(Struct, frozen=True):
     untimed: int
     uncompared: int
     unproven: int
+    unseen: int
+    unrepaired: int
 
 
 async def verify(lake: Lake, settings: Settings, token: str, mode: VerifyMode, progress: Progress) -> VerifyResult:
@@ -154,7 +157,8 @@ class _Verify:
         self._new_files: set[int] = set()
         self._file_count = self._items_without_id = 0
         self._names_without_id: set[tuple[str, ...]] = set()
-        self._moved_back = 0  # files whose update time is earlier in the service than in the lake
+        self._moved_back: set[int] = set()  # files whose update time is earlier in the service than in the lake
+        self._unseen_files = 0  # that the service's list has, and no list has shown
 
     async def run(self) -> VerifyResult:
         run = self._run
@@ -169,7 +173,7 @@ class _Verify:
                 await run.ledger_thread.call(run.ledger.set_properties, tenants=())
             await run.bind_lake()
         await self._compare_list()
-        unproven = list(run.crawls.unproven)
+        unproven, self._unseen_files = list(run.crawls.unproven), run.crawls.unproven_files
         files_in_service = self._file_count - len(self._unseen) + len(self._new_files)
         await self._find_deleted(unproven)
         if run.settings.fetch_details == "never":
@@ -213,7 +217,14 @@ class _Verify:
             return await run.lookup_versions(file_ids)
 
         try:
-            await run.crawls.run(windows, self._classify_batch, lookup, target=self._target, options=options)
+            await run.crawls.run(
+                windows,
+                self._classify_batch,
+                lookup,
+                target=self._target,
+                options=options,
+                count_known=_know_nothing,
+            )
         except SharedFileIdError:
             raise ScanlakeError(
                 "Several files of the service share one id, and the lake does not know it yet.",
@@ -238,22 +249,23 @@ class _Verify:
                 self._untimed.add(version.file_id)
                 continue
             else:
-                self._count_moved_back(stored[version.file_id].updated_at or 0, version.updated_at)
+                self._count_moved_back(stored[version.file_id], version.updated_at)
             if version.updated_at is not None and version.updated_at >= self._limit_us:
                 kind = self._differences.changed_meanwhile
             else:
                 kind = self._differences.missing if is_new else self._differences.stale
             kind[version.file_id] = version.updated_at
 
-    def _count_moved_back(self, stored_at: int, listed_at: int) -> None:
+    def _count_moved_back(self, stored: FileVersionRecord, listed_at: int) -> None:
         """Raise if too many files are older in the service than in the lake: it is another account, or a backup.
 
         An update time in the future was wrong when it was stored; that it is older now is a repair.
         """
-        self._moved_back += listed_at < stored_at <= self._target * SECOND
-        if self._moved_back > max_deletions(self._file_count):
+        if listed_at < (stored.updated_at or 0) <= self._target * SECOND:
+            self._moved_back.add(stored.file_id)
+        if (moved_back := len(self._moved_back)) > max_deletions(self._file_count):
             raise ProtocolError(
-                f"The service has earlier update times than the lake for more than {self._moved_back - 1:,} files.",
+                f"The service has earlier update times than the lake for more than {moved_back - 1:,} files.",
                 hint="Nothing was changed. Check that the token is of the same account; if the service was restored"
                 " from a backup, run `scanlake sync --full`.",
             )
@@ -380,6 +392,8 @@ class _Verify:
         refetches = await run.read_refetch_requests()
         if windows or refetches:
             await run.crawl_and_commit(windows, target=self._target, refetches=refetches)
+        if await run.ledger_thread.call(self._find_unstored):  # no window shows them
+            await run.crawl_and_commit([ALL_TIME], target=self._target, compares=True)
 
     # End; on the ledger's thread
 
@@ -394,13 +408,17 @@ class _Verify:
         if self._mode.check_only:
             is_consistent = not (differences.missing or differences.stale or differences.deleted or differences.details)
         else:
-            is_consistent = not self._has_unrepaired_files()
+            rejected = run.ledger.rejected_files()
+            differing = {**differences.missing, **differences.stale, **differences.details}
+            differences.unrepaired = sorted({*self._find_unstored(), *(rejected & differing.keys())})
+            is_consistent = not differences.unrepaired
             if not unproven_windows:
                 names = self._names_without_id
                 run.ledger.delete_rejects_without_id(run.run_id, lambda item: _name_item(item) in names)
         # Both sides count: a file that the list does not show is no proof that the lake has what the service has.
         rejects = run.ledger.count_rejected_files() + self._items_without_id
-        is_consistent = is_consistent and not differences.unlisted and not rejects and not self._uncompared
+        doubts = (differences.unlisted, rejects, self._uncompared, self._unseen_files)
+        is_consistent = is_consistent and not any(doubts)
         verification = VerificationRecord(
             run_id=run.run_id,
             verified_at=self._choose_time(),
@@ -441,16 +459,22 @@ class _Verify:
             untimed=len(self._untimed),
             uncompared=self._uncompared,
             unproven=len(differences.unproven),
+            unseen=self._unseen_files,
+            unrepaired=len(differences.unrepaired),
         )
 
-    def _has_unrepaired_files(self) -> bool:
-        """Return whether this run has not stored a file that was missing, stale or different."""
-        differences = self._differences
+    def _find_unstored(self) -> list[int]:
+        """Return the missing, stale or different files that this run has not stored."""
+        differences, unstored = self._differences, list[int]()
         for file_ids in _split_rounds({**differences.missing, **differences.stale, **differences.details}):
             stored = self._run.ledger.file_versions(file_ids)
-            if any(id_ not in stored or stored[id_].run_id != self._run.run_id for id_ in file_ids):
-                return True
-        return False
+            unstored += [id_ for id_ in file_ids if id_ not in stored or stored[id_].run_id != self._run.run_id]
+        return unstored
+
+
+async def _know_nothing() -> int:
+    """Have every file looked for that no window shows."""
+    return 0
 
 
 def _name_item(document: bytes) -> tuple[str, ...]:

@@ -155,6 +155,11 @@ class LakeMachine(RuleBasedStateMachine):
             self.world.restore([next(iter(self.world.deleted))], stamp=stamp)
             self.backdated |= not stamp
 
+    @rule(count=st.integers(1, 3), kind=st.sampled_from(["lose_times", "lose_index"]), lost=st.booleans())
+    def hide(self, count: int, kind: str, *, lost: bool) -> None:
+        """No window shows some files any more, or windows show them again."""
+        getattr(self.world, kind)(self.world.pick_random(count), lost=lost)
+
     @rule(seconds=st.sampled_from([0.4, 1, 3, 29, 31, 599, 700, 86_400]))
     def time_passes(self, seconds: float) -> None:
         """The service's clock goes on."""
