@@ -5,6 +5,7 @@ A 200 proves nothing: HTML pages, truncated JSON and error bodies come with a 20
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, Self
@@ -24,6 +25,8 @@ from schemas.value_types import ID, INSTANT
 _BOM: Final = b"\xef\xbb\xbf"
 _ABSENT: Final = msgspec.Raw(b"")
 _MAX_EMPTY_BODY_BYTES: Final = 1_000
+_MAX_PAGE_ITEMS: Final = 10_000  # 40 times the largest limit
+_UNCOUNTED_COMMAS: Final = 200_000  # of a body whose items take some 40 MB at most
 _FILE_KEYS: Final = {"scan_code", "created_at", "updated_at", "uploads", "form_submits"}
 _SIGN_IN: Final = re.compile(r"/(login|signin|sign-in|auth)([/?#]|$)")
 _IDENTITY_KEYS: Final = {"id", "file_id", "updated_at"}
@@ -146,6 +149,7 @@ def parse_list(response: Response, requested_page: int = 1) -> ListPage:
         raise ProtocolError(f"{label}: {describe_status(response.status, response.body)}.")
     if response.status != 200:
         raise _status_error(response)
+    _check_item_count(response.body)
     members, data = _split_page(response.body)
     error_body = parse_error_body(members)
     is_list = isinstance(data, list) or data[:1] == b"["
@@ -372,6 +376,35 @@ def _status_error(response: Response, *, retryable: bool = True) -> AttemptError
     # Only a 200 answers with content: what a proxy made of an answer, or a part of it, is no picture of the service.
     is_odd = status < 300
     return AttemptError(f"status-{status}", detail, status=status, retryable=retryable, is_protocol_error=is_odd)
+
+
+class _Element:
+    """An element of `data`, of any type."""
+
+
+class _CountedBody(Struct):
+    data: list[_Element] | None = None
+
+
+def _check_item_count(body: bytes) -> None:
+    """Raise `AttemptError` for a page with far more items than its limit, before each of them takes memory.
+
+    22 MiB of empty objects took 2 GB. The elements of a large body are decoded one by one until there are too many.
+    """
+    if body.count(b",") < _UNCOUNTED_COMMAS:
+        return
+    error = AttemptError("size", f"a page of more than {_MAX_PAGE_ITEMS:,} items", retryable=False)
+    numbers = itertools.count(1)
+
+    def count(_type: type, _element: object) -> _Element:
+        if next(numbers) > _MAX_PAGE_ITEMS:
+            raise error
+        return _Element()
+
+    try:
+        msgspec.json.decode(body, type=_CountedBody, dec_hook=count)
+    except (msgspec.MsgspecError, RecursionError):
+        raise error from None  # smaller pages show what it has
 
 
 def _split_page(body: bytes) -> tuple[dict[str, bytes], list[bytes] | bytes]:

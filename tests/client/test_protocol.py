@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from contextlib import suppress
 from email.utils import formatdate
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,6 +100,23 @@ READERS: Final[dict[str, Callable[[Response], object]]] = {
     "order": parse_report_order,
 }
 _LOST: Final = {"response": "error", "status": "NO FILE FOUND"}
+
+
+@every("element", [b"{}", b"1", b"[]", b'""', b"NaN"])
+def test_a_page_of_a_million_items_is_refused_early(element: bytes) -> None:
+    """A page with far more items than its limit is refused before memory is taken for them; a large one is not."""
+    body = b'{"data":[' + (element + b",") * 1_000_000 + b"{}]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(AttemptError, match=r"more than 10,000 items") as refused:
+            parse_list(Response(200, {}, body))
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()
+    assert (refused.value.kind, refused.value.retryable) == ("size", False)
+    uploads = b",".join([b'{"id":1,"comment":"x"}'] * 40_000)
+    page = parse_list(Response(200, {}, b'{"data":[' + b",".join([b'{"id":1,"uploads":[%b]}' % uploads] * 5) + b"]}"))
+    assert len(page.items) == 5
 
 
 @every(
