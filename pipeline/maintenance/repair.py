@@ -387,7 +387,7 @@ def _check_source(properties: LakeProperties, settings: Settings) -> Iterator[Fi
 def _check_instants(properties: LakeProperties, settings: Settings) -> Iterator[Finding]:
     watermark = properties.watermark
     if watermark is not None and watermark * SECOND > now_us():
-        hint = "Run `scanlake sync`: it goes back to the service's time. Synchronize this machine's clock by NTP."
+        hint = "Synchronize this machine's clock and the service's by NTP, then run `scanlake sync`: it goes back."
         problem = f"{to_datetime(watermark * SECOND):%Y-%m-%dT%H:%M:%SZ} is in the future"
         yield warning("lake", "watermark", problem, hint)
     verified, every = properties.verified_or_synced_at, settings.verify_every_days * DAY

@@ -169,6 +169,8 @@ async def test_one_wrong_date_loses_nothing(lake: Path, name: str) -> None:
             assert summary.watermark is None or summary.watermark < to_datetime(now_us() + ahead)
             warnings = [each.problem for each in check_lake(Settings(lake=lake)) if each.subject == "watermark"]
             assert ["in the future" in warning for warning in warnings] == [True] * (ahead > 0)
+            hints = [each.hint for each in check_lake(Settings(lake=lake)) if each.subject == "watermark"]
+            assert all(hint.startswith("Synchronize this machine's clock and the service's") for hint in hints)
             emulator.lies = []
             emulator.world.update(emulator.world.pick_random(3))
             emulator.world.create(3)
