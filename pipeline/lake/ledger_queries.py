@@ -429,9 +429,9 @@ class LedgerQueries:
         )
         return [*self.select(RefetchRecord, rejected), *self.select(RefetchRecord, queued)]
 
-    def unstable_files(self) -> dict[int, int]:
-        """Return the unstable files, at most those that one run fetches again, fetched longest ago: {id: commit}."""
-        return self._mapping(f"SELECT file_id, commit_seq FROM {_UNSTABLE} ORDER BY fetched_at LIMIT {_MAX_UNSTABLE}")
+    def unstable_files(self) -> list[FileVersionRecord]:
+        """Return the unstable files, fetched longest ago, at most those that one run fetches again."""
+        return self.select(FileVersionRecord, f"{_UNSTABLE} ORDER BY fetched_at LIMIT {_MAX_UNSTABLE}")
 
     def count_lasting_unstable(self) -> int:
         """Return the number of unstable files that had not just changed when they were fetched."""

@@ -292,11 +292,14 @@ class RunSession:
         An unstable file changed while it was fetched, or has no update time that would show a change.
         """
         unstable = await self.ledger_thread.call(self.ledger.unstable_files)
-        items = await self.ledger_thread.call(read_list_items, self.lake.layout, self.ledger, unstable)
-        return [
-            *(RefetchRequest(file_id, parse_reference(item), None, item) for file_id, item in items.items() if item),
-            *await self._read_queued_requests(),
+        seqs = {version.file_id: version.commit_seq for version in unstable}
+        items = await self.ledger_thread.call(read_list_items, self.lake.layout, self.ledger, seqs)
+        requests = [
+            RefetchRequest(version.file_id, parse_reference(item), version.updated_at, item)
+            for version in unstable
+            if (item := items.get(version.file_id)) is not None
         ]
+        return requests + await self._read_queued_requests()
 
     async def _read_queued_requests(self) -> list[RefetchRequest]:
         return [

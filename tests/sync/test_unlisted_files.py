@@ -130,3 +130,19 @@ async def test_the_newest_of_repeated_files_is_stored(
             world.clock.advance(_QUARTER_HOUR)
         await synced(emulator, lake, **settings)
         assert (await verified(emulator, lake, **settings)).consistent
+
+
+async def test_an_unstable_file_without_a_reference_is_found_by_its_second(lake: Path) -> None:
+    """A version that was fetched too early is fetched again by the next run, however old it is by then."""
+    async with make_emulator(20) as emulator:
+        world = emulator.world
+        world.records[key := world.keys()[2]].scan_code = ""
+        world.clock.advance(60)
+        world.edit(key, "add-upload")
+        query = "SELECT is_stable, updated_at FROM file_version WHERE NOT is_stable OR updated_at IS NULL"
+        await synced(emulator, lake)
+        assert asked(lake, query) == [(0, world.records[key].updated)]
+        world.clock.advance(8 * _QUARTER_HOUR)
+        await synced(emulator, lake)
+        assert asked(lake, query) == []
+        check_equal(lake, emulator)
