@@ -21,6 +21,7 @@ from pipeline.lake.request_log import ReportJobFile, open_request_log
 from pipeline.logs import to_one_line
 from pipeline.process import run_async
 from pipeline.reports.job import JobResult, publish_if_unlocked, run_job
+from pipeline.reports.manifest import describe_reading
 from pipeline.reports.models import CatalogState, JobOptions, Manifest, ManifestFile
 from pipeline.reports.ordering import MAX_OUTSTANDING_REPORTS
 from pipeline.reports.selection import Selection, SelectionKind, make_batches, name_pdf, read_ids, select_files
@@ -62,7 +63,10 @@ class NamedFile(Struct, frozen=True):
 
 
 class ReportResult(Struct, frozen=True):
-    """Result of `report`. `unknown_orders` are those whose response was lost: they were ordered again."""
+    """Result of `report`. `unknown_orders` are those whose response was lost: they were ordered again.
+
+    `pdfs_not_read` are delivered, but whether their pages show the files is not known.
+    """
 
     job: str
     folder: Path
@@ -71,6 +75,7 @@ class ReportResult(Struct, frozen=True):
     files: int
     delivered: int
     pdfs: int
+    pdfs_not_read: list[str]
     orders: int
     unknown_orders: list[str]
     changed: list[NamedFile]
@@ -254,6 +259,7 @@ def _print_result(call: CommandContext, result: JobResult, folder: Path) -> Exit
         files=manifest.counts.files,
         delivered=manifest.counts.delivered,
         pdfs=manifest.counts.pdfs,
+        pdfs_not_read=[pdf.pdf for pdf in manifest.pdfs if pdf.references_found is None],
         orders=manifest.counts.orders,
         unknown_orders=[order.name for order in manifest.unknown_orders],
         changed=_name_files(manifest.changed),
@@ -275,6 +281,8 @@ def _format_result(manifest: Manifest, folder: Path) -> list[str]:
         f"{folder}: manifest.csv, manifest.json, index.html, VERIFY.txt, SHA256SUMS",
     ]
     lines += [f"ordered twice, because the response was lost: {order.name}" for order in manifest.unknown_orders]
+    lines[1:1] = [describe_reading([pdf.references_found for pdf in manifest.pdfs])] if manifest.pdfs else []
+    lines += _shorten([f"{pdf.pages}: {pdf.pdf}" for pdf in manifest.pdfs if pdf.references_found is None])
     named = [f"failed: {_describe_file(file)}: {to_one_line(file.reason or '')}" for file in manifest.failed]
     named += [f"{_describe_file(file)}: {file.reason}" for file in manifest.changed]
     return lines + _shorten(named, ", all in manifest.csv")

@@ -20,7 +20,7 @@ from pipeline.formatting import pluralize
 from pipeline.lake.request_log import FileConfirmation, OrderState
 from pipeline.logs import log
 from pipeline.reports.confirmation import describe_absence
-from pipeline.reports.pdf_reader import count_found
+from pipeline.reports.pdf_reader import UNREAD_HINT, Unread, count_found
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pipeline.lake.request_log import ReportBatch, ReportJobFile, ReportOrderRecord
     from pipeline.reports.confirmation import Confirmation, FileConfirmer
     from pipeline.reports.ordering import ReportRunState
-    from pipeline.reports.pdf_reader import PageFindings, PdfReader
+    from pipeline.reports.pdf_reader import PdfReader, Reading
 
 _EVERY_SECONDS: Final = 300.0  # saved PDFs are certified at least so often while others are ordered
 _MAX_ORDERS: Final = 4  # of one batch in one run; then every file in doubt fails by name, before one last order
@@ -140,16 +140,19 @@ class Certifier:
         order: ReportOrderRecord,
         files: Mapping[int, ReportJobFile],
         after: Mapping[int, Confirmation],
-        pages: PageFindings | None,
+        pages: Reading,
         *,
         is_duplicate: bool,
     ) -> ReportBatch | None:
         """Record the result of one PDF. Return its batch if it must be ordered again."""
         order = replace(order, references_found=count_found(pages))
-        on_pages = pages if pages is not None and self.shows_references else {}
+        on_pages = pages if not isinstance(pages, Unread) and self.shows_references else {}
+        problem = f"its PDF {pages}" if pages is Unread.BROKEN else ""
+        if is_duplicate:
+            problem = problem or "its PDF is the same document as the PDF of other files"
         doubts = {}
         for file_id, file in files.items():
-            doubt = _find_doubt(file, after[file_id], on_pages=on_pages.get(file_id), is_duplicate=is_duplicate)
+            doubt = _find_doubt(file, after[file_id], on_pages=on_pages.get(file_id), problem=problem)
             if doubt is not None:
                 doubts[file_id] = doubt
         if doubts:
@@ -165,6 +168,8 @@ class Certifier:
             self._state.request_log.deliver, self._state.job, order, now_us(), confirmed, on_pages
         )
         self._state.replace_order(delivered)
+        if order.references_found is None:
+            log.warning("report.not_read", pdf=order.pdf, hint=UNREAD_HINT)
         log.debug("report.delivered", pdf=order.pdf, files=order.files, bytes=order.bytes)
         return None
 
@@ -201,8 +206,8 @@ class Certifier:
         return remaining if remaining.files else None
 
 
-def _find_doubt(file: ReportJobFile, after: Confirmation, *, on_pages: bool | None, is_duplicate: bool) -> Doubt | None:
-    """Return why a file may not be in its PDF; `is_duplicate`: the PDF, or its URL, is that of other files, too."""
+def _find_doubt(file: ReportJobFile, after: Confirmation, *, on_pages: bool | None, problem: str) -> Doubt | None:
+    """Return why a file may not be in its PDF; `problem` is that of the whole PDF."""
     if isinstance(after, NotFound):
         return Doubt(f"not in the service after its report was made ({describe_absence(after)})", more_orders=0)
     if isinstance(after, FileConfirmation):
@@ -211,8 +216,6 @@ def _find_doubt(file: ReportJobFile, after: Confirmation, *, on_pages: bool | No
         # The two calls of a service may name different update times.
         is_comparable = file.confirmed_before_by == after.call and None not in {file.updated_before, after.updated_at}
         if on_pages is None and is_comparable and file.updated_before != after.updated_at:
-            problem = "changed in the service while its report was made, and the PDF does not show references"
-            return Doubt(problem, more_orders=2)
-    if is_duplicate:
-        return Doubt("its PDF is the same document as the PDF of other files", more_orders=1)
-    return None
+            reason = "changed in the service while its report was made, and the PDF does not show references"
+            return Doubt(reason, more_orders=2)
+    return Doubt(problem, more_orders=1) if problem else None

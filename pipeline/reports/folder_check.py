@@ -21,11 +21,12 @@ from pipeline.reports.manifest import (
     SUMS_NAME,
     count_entries,
     describe_pages,
+    describe_reading,
     format_csv,
     render_page,
 )
 from pipeline.reports.models import Manifest
-from pipeline.reports.pdf_reader import count_found
+from pipeline.reports.pdf_reader import UNREAD_HINT, Reading, Unread, count_found
 from pipeline.reports.signing import verify_signature
 from pipeline.version import __version__
 
@@ -39,10 +40,7 @@ if TYPE_CHECKING:
 
 _SUMS_LINE: Final = re.compile(r"([0-9a-f]{64}) [ *]([^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*)")
 """No name begins with a dot or leads out of the folder."""
-_TAIL_BYTES: Final = 2_048  # the end mark of a PDF is in here
 _HINT: Final = "Get the folder again from its source, or run the job's command again."
-_UNREAD: Final = f"its pages cannot be read, so not compared with {JSON_NAME}"
-_UNREAD_HINT: Final = "Install pypdf, or look at the pages: whether they show the files is not known."
 _Problem: TypeAlias = "tuple[str, str]"
 """A file of the folder, and what is wrong with it."""
 
@@ -61,7 +59,7 @@ def check_report_folder(folder: Path, reader: PdfReader, allowed_signers: Path |
         )
     content = sums_file.read_bytes()
     sums: dict[str, str] = {}
-    problems, unread = list(_read_sums(content, sums)), list[str]()
+    problems, readings = list(_read_sums(content, sums)), dict[str, Reading]()
     for name, sha256 in sums.items():
         problems += _find_file_problems(folder, name, sha256)
     manifest = read_folder_manifest(folder)
@@ -70,21 +68,23 @@ def check_report_folder(folder: Path, reader: PdfReader, allowed_signers: Path |
     else:
         intact = sums.keys() - {name for name, _ in problems}
         problems += _find_manifest_problems(manifest, sums, folder)
-        problems += _find_page_problems(manifest, folder, intact, reader, unread)
+        problems += _find_page_problems(manifest, folder, intact, reader, readings)
     must_be_signed = allowed_signers is not None or (manifest is not None and manifest.signed)
     signature = _check_signature(folder, content, allowed_signers, must_be_signed=must_be_signed)
     findings = [error("report", name, problem, _HINT) for name, problem in problems]
     findings.append(signature)
     known = {*sums, SUMS_NAME, SIGNATURE_NAME}
     unknown = sorted(path.name for path in folder.iterdir() if path.name not in known and path.name[0] != ".")
-    findings += [warning("report", name, _UNREAD, _UNREAD_HINT) for name in unread]
+    unread = (name for name, reading in readings.items() if reading is Unread.SKIPPED)
+    findings += [warning("report", name, Unread.SKIPPED, UNREAD_HINT) for name in unread]
     findings += [warning("report", name, "unknown file", "Nothing to do: no manifest names it.") for name in unknown]
     if manifest is not None:
         if manifest.scanlake != __version__:
             problem = f"made by scanlake {manifest.scanlake}, so not compared with {JSON_NAME}"
             findings.append(warning("report", PAGE_NAME, problem, "Check the page with that scanlake."))
         files, pdfs = pluralize(len(manifest.files), "file"), pluralize(len(manifest.pdfs), "PDF")
-        counts = f"{files}, {pdfs}, {pluralize(len(manifest.failed), 'file')} named as failed"
+        read = describe_reading([count_found(readings.get(pdf.pdf, Unread.BROKEN)) for pdf in manifest.pdfs])
+        counts = f"{files}, {pdfs}, {pluralize(len(manifest.failed), 'file')} named as failed; {read}"
         findings.append(ok("report", f"job {manifest.job}", counts))
     return collect(findings)
 
@@ -108,12 +108,6 @@ def _find_file_problems(folder: Path, name: str, sha256: str) -> Iterator[_Probl
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
             yield name, "the content was changed"
-        elif path.suffix == ".pdf":
-            file.seek(0)
-            head = file.read(4)
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            if head != b"%PDF" or b"%%EOF" not in file.read():
-                yield name, "not a complete PDF"
 
 
 def read_folder_manifest(folder: Path) -> Manifest | None:
@@ -175,11 +169,11 @@ def _group_by_pdf(manifest: Manifest) -> dict[str, list[ManifestFile]]:
 
 
 def _find_page_problems(
-    manifest: Manifest, folder: Path, intact: set[str], reader: PdfReader, unread: list[str]
+    manifest: Manifest, folder: Path, intact: set[str], reader: PdfReader, readings: dict[str, Reading]
 ) -> Iterator[_Problem]:
     """Read the PDFs again that are `intact`, and yield each file whose `on_pages` they do not confirm.
 
-    Those that the manifest compared, and that cannot be read now, are added to `unread`.
+    What each shows is added to `readings`, also of those that the manifest does not compare.
     """
     files = _group_by_pdf(manifest)
     for pdf in manifest.pdfs:
@@ -187,12 +181,11 @@ def _find_page_problems(
             continue
         if (folder / pdf.pdf).stat().st_size != pdf.bytes:
             yield pdf.pdf, f"its size is not that in {JSON_NAME}"
-        if pdf.references_found is None:
-            continue
         references = {file.file_id: file.reference for file in files[pdf.pdf] if file.file_id is not None}
-        pages = reader.read(folder / pdf.pdf, references)
-        if pages is None:
-            unread.append(pdf.pdf)
+        pages = readings[pdf.pdf] = reader.read(folder / pdf.pdf, references)
+        if pages is Unread.BROKEN:
+            yield pdf.pdf, pages.value
+        if isinstance(pages, Unread) or pdf.references_found is None:
             continue
         on_pages = pages if count_found(pages) else {}  # as certified: pages without any reference decide nothing
         for file in files[pdf.pdf]:

@@ -13,6 +13,7 @@ from pipeline.formatting import escape_control_characters, pluralize
 from pipeline.lake.layout import MANIFEST, SUMS, format_sums
 from pipeline.lake.request_log import OrderState
 from pipeline.reports.models import CatalogState, Manifest, ManifestCounts, ManifestFile, ManifestOrder, ManifestPdf
+from pipeline.reports.pdf_reader import Unread
 from pipeline.reports.signing import NAMESPACE
 from pipeline.templates.rendering import build_policy, read_script, render
 from pipeline.text_tables import format_csv_row
@@ -158,10 +159,17 @@ def _find_failure(order: ReportOrderRecord | None) -> str | None:
 def describe_pages(references_found: int | None, files: int) -> str:
     """Return in words how many files of a PDF its pages show."""
     if references_found is None:
-        return "not read"
+        return Unread.SKIPPED.value
     if not references_found:
-        return "references not shown on its pages"
+        return "no references found"
     return f"{references_found} of {pluralize(files, 'file')} found on its pages"
+
+
+def describe_reading(references_found: Sequence[int | None]) -> str:
+    """Return in words how many PDFs were read, by how many references each shows; None: it was not read."""
+    count, read = len(references_found), [number for number in references_found if number is not None]
+    text = f"{len(read):,} of {pluralize(count, 'PDF')} {'was' if count == 1 else 'were'} read"
+    return f"{text}, no references found in {read.count(0):,}" if 0 in read else text
 
 
 def format_csv(files: Sequence[ManifestFile]) -> bytes:
@@ -179,6 +187,7 @@ def render_page(manifest: Manifest) -> str:
         "heading": manifest.title or f"Reports {manifest.job}",
         "facts": _list_facts(manifest),
         "counts": manifest.counts,
+        "reading": describe_reading([pdf.references_found for pdf in manifest.pdfs]),
         "files": manifest.files,
         "pdf_pages": {pdf.pdf: pdf.pages for pdf in manifest.pdfs},
         "has_groups": any(file.group is not None for file in manifest.files),

@@ -1,4 +1,4 @@
-"""Which files of a batch the pages of a PDF show, read with the optional library pypdf: the worker of `pdf_reader`."""
+"""Which files of a batch the pages of a PDF show, read with pypdf: the worker of `pdf_reader`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import pypdf
+from pypdf.errors import DependencyError, FileNotDecryptedError, LimitReachedError
 
+from pipeline.reports.pdf_reader import Unread
 from pipeline.worker_process import serve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from pipeline.reports.pdf_reader import PageFindings
+    from pipeline.reports.pdf_reader import PageFindings, Reading
 
 _MIN_LETTERS: Final = 4  # a shorter reference or id may be a page number or a word
 _MIN_WRAPPED_LETTERS: Final = 8  # a shorter one is not searched across the end of a line
 _BEFORE: Final = r"(?<!\w)(?<!\w[-./])"
 _AFTER: Final = r"(?!\w)(?![-./]\w)"
+_LIMITS: Final = (MemoryError, RecursionError, LimitReachedError, FileNotDecryptedError, DependencyError)
+"""What a sound PDF can raise: one that is too large, needs a password, or a cipher that is not installed."""
 
 logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it warns of every defect of a PDF that it can still read
 
@@ -36,14 +40,21 @@ def main(max_seconds: int, max_bytes: int) -> None:
     serve(lambda request: _read_pages(max_seconds, *request))
 
 
-def _read_pages(max_seconds: int, pdf: Path, references: Mapping[int, str | None]) -> PageFindings | None:
+def _read_pages(max_seconds: int, pdf: Path, references: Mapping[int, str | None]) -> Reading:
+    """Open a PDF, which reads the list of its pages, then read their texts."""
     signal.setitimer(signal.ITIMER_PROF, max_seconds)  # counts no time in which others have the processor
+    result = Unread.BROKEN
     try:
         with pdf.open("rb") as file:
-            text = "\n".join(page.extract_text() for page in pypdf.PdfReader(file).pages)
-        return _find_files(text, references)
-    except Exception:  # noqa: BLE001 - a damaged PDF raises any exception in this library, a large one `MemoryError`
-        return None
+            pages = list(pypdf.PdfReader(file).pages)
+            if pages:
+                result = Unread.SKIPPED  # a font that the library does not know is no damage
+                return _find_files("\n".join(page.extract_text() for page in pages), references)
+    except _LIMITS:
+        result = Unread.SKIPPED
+    except Exception:  # noqa: BLE001, S110 - damage raises any exception in this library
+        pass
+    return result
 
 
 def _find_files(text: str, names: Mapping[int, str | None]) -> PageFindings:

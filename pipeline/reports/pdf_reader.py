@@ -1,8 +1,8 @@
-"""Reads PDFs in a worker process with limits: 3 KB of a service can keep pypdf busy for hours, or fill the memory."""
+"""Opens PDFs in a worker process with limits: 3 KB of a service can keep pypdf busy for hours, or fill the memory."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from enum import StrEnum
 from threading import Lock
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -12,20 +12,29 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_HAS_PYPDF: Final = find_spec("pypdf") is not None  # an optional extra
 _WORKER_CODE: Final = "import sys; from pipeline.reports.page_text import main; main(*map(int, sys.argv[1:]))"
-_MAX_BYTES: Final = 256 * 1024**2
 _MAX_MEMORY_BYTES: Final = 1024**3
-_MAX_PROCESSOR_SECONDS: Final = 120  # for one PDF; a thousand pages of 60 lines took 5 s and 85 MB
+_MAX_PROCESSOR_SECONDS: Final = 120  # of one PDF: a thousand pages of 60 lines take 5 s and 85 MB, 600 MB of images 1 s
 
 
-PageFindings: TypeAlias = "dict[int, bool | None]"
+UNREAD_HINT: Final = "Look at its pages: whether they show the files is not known."
+
+
+class Unread(StrEnum):
+    """Why the pages of a PDF were not read: it is no PDF, or reading it is beyond the limits or the library."""
+
+    BROKEN = "cannot be opened"
+    SKIPPED = "not looked at"
+
+
+PageFindings: TypeAlias = dict[int, bool | None]
 """Whether the pages of a PDF show each file, by id: None if they do not decide."""
+Reading: TypeAlias = PageFindings | Unread
 
 
-def count_found(pages: PageFindings | None) -> int | None:
+def count_found(pages: Reading) -> int | None:
     """Return the number of files that the pages show; None if the PDF was not read."""
-    return None if pages is None else sum(value is True for value in pages.values())
+    return None if isinstance(pages, Unread) else sum(value is True for value in pages.values())
 
 
 class PdfReader:
@@ -36,13 +45,11 @@ class PdfReader:
         self._lock = Lock()
         self._is_closed = False
 
-    def read(self, pdf: Path, references: Mapping[int, str | None]) -> PageFindings | None:
-        """Return which files the PDF shows, of `references` by file id; None if it cannot be read within the limits.
+    def read(self, pdf: Path, references: Mapping[int, str | None]) -> Reading:
+        """Return which files the PDF shows, of `references` by file id, or why its pages were not read.
 
-        Also without pypdf. Raises `OSError` without a process for it.
+        Raises `OSError` without a process for it.
         """
-        if not _HAS_PYPDF or pdf.stat().st_size > _MAX_BYTES:
-            return None
         with self._lock:
             if self._worker is None:
                 limits = str(_MAX_PROCESSOR_SECONDS), str(_MAX_MEMORY_BYTES)
@@ -56,8 +63,8 @@ class PdfReader:
                 self._worker = None
                 if self._is_closed:
                     raise
-                return None
-        assert findings is None or isinstance(findings, dict)  # noqa: S101 - the worker sends nothing else
+                return Unread.SKIPPED
+        assert isinstance(findings, dict | Unread)  # noqa: S101 - the worker sends nothing else
         return findings
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import json
 import re
 import sqlite3
@@ -189,6 +190,14 @@ def read_ids_of_pdf(pdf: Path) -> list[int]:
     """Return the ids of the files in a PDF of the emulator."""
     text = "\n".join(page.extract_text() for page in pypdf.PdfReader(pdf).pages)
     return [int(file_id) for file_id in re.findall(r"File (\d+) ", text)]
+
+
+def encrypt(content: bytes, password: str) -> bytes:
+    """Return a PDF that a password opens; an empty one is no password."""
+    writer, file = pypdf.PdfWriter(clone_from=io.BytesIO(content)), io.BytesIO()
+    writer.encrypt(password, "owner", algorithm="RC4-128")
+    writer.write(file)
+    return file.getvalue()
 
 
 def read_manifest(out: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pipeline.errors import ExitCode, SettingsError
 from pipeline.findings import Severity
 from pipeline.reports.folder_check import read_folder_manifest
 from pipeline.reports.manifest import format_csv, render_page
-from pipeline.reports.pdf_reader import PdfReader
+from pipeline.reports.pdf_reader import PdfReader, Unread
 from pipeline.reports.signing import sign
 from tests.findings import checked_folder, folder_problems, lines_of
 from tests.reports.report_harness import drop_line, edit_file, make_key, replace_file, truncate
@@ -53,7 +53,7 @@ def _tell_otherwise(names: str, **change: Any) -> Callable[[Path], None]:
         (lambda out: (out / "report-0002.pdf").unlink(), "report-0002.pdf: missing"),
         (lambda out: truncate(out / "manifest.csv"), "manifest.csv: the content was changed"),
         (lambda out: truncate(out / "index.html"), "index.html: the content was changed"),
-        (lambda out: replace_file(out, "report-0001.pdf", b"%PDF-1.4 hello"), "report-0001.pdf: not a complete PDF"),
+        (lambda out: replace_file(out, "report-0001.pdf", b"%PDF-1.4 %%EOF"), "report-0001.pdf: cannot be opened"),
         (lambda out: replace_file(out, "manifest.csv", b"file_id,pdf\n"), "manifest.csv: does not match"),
         (lambda out: drop_line(out, "report-0002.pdf"), "SHA256SUMS and manifest.json disagree"),
         (lambda out: replace_file(out, "manifest.json", b"{"), "manifest.json: cannot be read"),
@@ -96,8 +96,9 @@ def test_nothing_outside_of_the_folder_is_read(copied_folder: Path, monkeypatch:
     """A manifest that names a file elsewhere, and a link in place of a page, are found without a look at the target."""
     read: list[Path] = []
 
-    def record(_: PdfReader, path: Path, __: Any) -> None:
+    def record(_: PdfReader, path: Path, __: Any) -> Unread:
         read.append(path)
+        return Unread.SKIPPED
 
     monkeypatch.setattr(PdfReader, "read", record)
     shutil.copy(copied_folder / "report-0001.pdf", copied_folder.with_name("other.pdf"))
@@ -126,20 +127,20 @@ def test_a_page_of_another_version_is_not_compared(copied_folder: Path) -> None:
     assert lines_of(found, Severity.WARNING) == [warning]
 
 
-def test_pages_that_cannot_be_read_are_named(copied_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without pypdf, or beyond its limits, the pages are not compared: that is said, and is no damage."""
-    monkeypatch.setattr("pipeline.reports.pdf_reader._HAS_PYPDF", False)
+def test_pages_that_are_not_looked_at_are_named(copied_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limits of the reader pages are not compared: that is said, and is no damage."""
+    monkeypatch.setattr(PdfReader, "read", lambda *_: Unread.SKIPPED)
     found = checked_folder(copied_folder).findings
-    warnings = lines_of(found, Severity.WARNING)
-    assert (lines_of(found), len(warnings)) == ([], 3)
-    assert warnings[0] == "report-0001.pdf: its pages cannot be read, so not compared with manifest.json"
+    names = [f"report-{number:04}.pdf" for number in (1, 2, 3)]
+    assert (lines_of(found), lines_of(found, Severity.WARNING)) == ([], [f"{name}: not looked at" for name in names])
+    assert found[-1].problem.endswith("; 0 of 3 PDFs were read")
 
 
 def test_the_command_verifies(copied_folder: Path, tmp_path: Path, main: Callable[..., Answer]) -> None:
     """`check --report` exits 0 for an unchanged folder, 9 for a damaged one, 2 for one without a job."""
     check = checked_folder(copied_folder)
     assert (lines_of(check.findings), lines_of(check.findings, Severity.WARNING)) == ([], [])
-    assert "25 files, 3 PDFs, 0 files named as failed" in check.findings[-1].problem
+    assert check.findings[-1].problem == "25 files, 3 PDFs, 0 files named as failed; 3 of 3 PDFs were read"
     answer = main("check", "--report", str(copied_folder))
     assert (answer.code, "job " in answer.out) == (ExitCode.OK, True)
     truncate(copied_folder / "report-0001.pdf")

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from pipeline.emulator import pdf
 from pipeline.emulator.reports import Reports
 from pipeline.errors import AuthenticationError, ExitCode, ServiceUnavailableError
 from tests.reports.report_harness import (
@@ -21,6 +22,7 @@ from tests.reports.report_harness import (
     Selection,
     check_folder,
     check_orders,
+    encrypt,
     quick_client,
     read_manifest,
     set_batch_size,
@@ -105,6 +107,43 @@ async def test_one_document_for_three_batches_is_not_three_reports(scene: Scene,
     assert all("same document" in reason or "not shown" in reason for reason in reasons), reasons
     scene.emulator.set_quirks(report_documents="own")
     assert not (await scene.run()).manifest.failed
+
+
+@pytest.mark.parametrize("broken", [b"%PDF-1.4\n%%EOF\n", b"%PDF-1.4\n<html>Error 500</html>\n" * 40 + b"%%EOF"])
+async def test_a_pdf_that_cannot_be_opened_is_not_delivered(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, broken: bytes
+) -> None:
+    """Its files fail by name after two orders, with exit 4, and no PDF stays; those of other PDFs are delivered."""
+    render, counts = pdf.render_pdf, scene.emulator.counts
+    with monkeypatch.context() as patch:
+        patch.setattr(pdf, "render_pdf", lambda title, lines: render(title, lines) if "-0002-" in title else broken)
+        answer = await scene.report("--json")
+    assert (answer.code, answer.json["delivered"], answer.json["pdfs_not_read"]) == (ExitCode.REJECTS, 10, [])
+    assert {file["reason"] for file in answer.json["failed"]} == {"its PDF cannot be opened"}
+    assert len(answer.json["failed"]) == FILES - 10
+    assert (counts["report"], [path.name for path in scene.out.glob("*.pdf*")]) == (5, ["report-0002.pdf"])
+    answer = await scene.report()
+    assert (answer.code, answer.out.splitlines()[1]) == (ExitCode.OK, "3 of 3 PDFs were read")
+    assert "25 in\n3 PDFs. 3 of 3 PDFs were read." in (scene.out / "index.html").read_text()
+    assert len(check_folder(scene.out)) == FILES
+
+
+async def test_a_pdf_that_is_not_looked_at_is_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PDF that needs a password is delivered; summary, page, manifest and the check of the folder name it."""
+    render = pdf.render_pdf
+    monkeypatch.setattr(pdf, "render_pdf", lambda *content: encrypt(render(*content), "secret"))
+    answer = await scene.report()
+    assert answer.code == ExitCode.OK, answer
+    names = [f"report-{number:04}.pdf" for number in (1, 2, 3)]
+    assert [answer.out.splitlines()[1], *answer.out.splitlines()[3:]] == [
+        "0 of 3 PDFs were read",
+        *(f"not looked at: {name}" for name in names),
+    ]
+    found = {(item["pdf"], item["pages"], item["references_found"]) for item in read_manifest(scene.out)["pdfs"]}
+    assert found == {(name, "not looked at", None) for name in names}
+    assert "25 in\n3 PDFs. 0 of 3 PDFs were read." in (scene.out / "index.html").read_text()
+    answer = await scene.command("check", "--report", str(scene.out))
+    assert (answer.code, answer.out.count(": not looked at")) == (ExitCode.OK, 3)
 
 
 @pytest.mark.virtual_time

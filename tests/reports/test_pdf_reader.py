@@ -1,4 +1,4 @@
-"""PDFs that are small on the disk and not in the processor or memory: a service makes them."""
+"""PDFs as services make them: odd, broken, or small on the disk and not in the processor or memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import pytest
 
 from pipeline.emulator import pdf
 from pipeline.reports import pdf_reader
-from pipeline.reports.pdf_reader import PdfReader, count_found
+from pipeline.reports.pdf_reader import PdfReader, Unread
 from pipeline.worker_process import WorkerEndedError
 from tests.processes import children_of, ended
-from tests.reports.report_harness import replace_file
+from tests.reports.report_harness import encrypt, replace_file
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tests.reports.report_harness import Scene
 
 _FILES = {4711: "SC-4711", 4712: "SC-4712"}
+_READ = {4711: True, 4712: False}
 _ORDINARY = b"(File 4711 SC-4711) Tj "
 _SLOW = b"(abcdefgh) Tj " * 100_000  # pypdf 7.1 takes 6 s for each page
 _LARGE = _ORDINARY + b"BI /W 1 /H 1 /BPC 8 /CS /G ID %s EI " % bytes(20_000_000)  # takes 40 MB
@@ -67,22 +68,35 @@ def make_pdf(content: bytes, pages: int = 1) -> bytes:
     ],
     ids=["time", "memory"],
 )
-def test_a_pdf_beyond_a_limit_is_not_read(
+def test_a_pdf_beyond_a_limit_is_not_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, limit: int, content: bytes
 ) -> None:
-    """Too much work, too much memory and damage are "not read"; the PDFs before and after them are read."""
+    """Too much work and too much memory say nothing about a PDF; those before and after it are read."""
     monkeypatch.setattr(pdf_reader, name, limit)
+    assert len(content) < 50_000
     ordinary = make_pdf(_ORDINARY)
-    found = []
+    assert read_all(tmp_path, ordinary, content, ordinary) == [_READ, Unread.SKIPPED, _READ]
+
+
+def read_all(folder: Path, *contents: bytes) -> list[object]:
+    """Return what one reader says of each PDF."""
+    path = folder / "read.pdf"
     with closing(PdfReader()) as reader:
-        for number, written in enumerate([ordinary, content, ordinary, ordinary[:300], ordinary]):
-            path = tmp_path / f"{number}.pdf"
-            path.write_bytes(written)
-            assert len(written) < 50_000
-            found.append(reader.read(path, _FILES))
-    read = {4711: True, 4712: False}
-    assert found == [read, None, read, None, read]
-    assert list(map(count_found, found)) == [1, None, 1, None, 1]
+        return [reader.read(path, _FILES) for content in contents if path.write_bytes(content)]
+
+
+def test_what_no_viewer_opens_is_told_from_what_is_not_looked_at(tmp_path: Path) -> None:
+    """Odd PDFs are read, one with a password or an unknown filter is not looked at, no PDF cannot be opened."""
+    sound = make_pdf(_ORDINARY)
+    warning = b"<br />\n<b>Warning</b>: Undefined variable $x in <b>/var/www/report.php</b> on line <b>12</b><br />\n"
+    odd = [b"\n" + sound, b"\xef\xbb\xbf" + sound, warning + sound, sound + bytes(1_000), encrypt(sound, "")]
+    assert read_all(tmp_path, *odd) == [_READ] * len(odd)
+    closed = [encrypt(sound, "secret"), sound.replace(b"/FlateDecode", b"/FutureCodec")]
+    assert read_all(tmp_path, *closed) == [Unread.SKIPPED] * len(closed)
+    holes = sound[:60] + bytes(len(sound) - 120) + sound[-60:]
+    shells = [b"%PDF", b"%PDF-1.4\n%%EOF\n", b"%PDF-1.4 <html>Error 500</html> %%EOF", sound[:300] + b"%%EOF", holes]
+    shells += [make_pdf(_ORDINARY, pages=0), sound.replace(b"/Type /Page ", b"/Type /Nope")]
+    assert read_all(tmp_path, *shells) == [Unread.BROKEN] * len(shells)
 
 
 def test_a_closed_reader_reads_nothing(tmp_path: Path) -> None:
