@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pipeline.client.token_redactor import TokenRedactor
 
 _START: Final = b"%PDF"
+_HEAD_BYTES: Final = 1_024  # a PDF begins within these, as for viewers: some services send a warning first
 _END: Final = b"%%EOF"
 _TAIL_BYTES: Final = 2_048  # the end mark is within these; some writers append blanks or a signature
 MAX_REDIRECTS: Final = 5
@@ -67,9 +68,9 @@ class PdfDownload:
 
     def write(self, part: bytes) -> bool:
         """Write a part of the body of a 200. Return False if it is not a PDF: the rest is not needed."""
-        if len(self._head) < len(_START):
-            self._head += part[: len(_START) - len(self._head)]
-            if not _START.startswith(self._head):
+        if len(self._head) < _HEAD_BYTES:
+            self._head += part[: _HEAD_BYTES - len(self._head)]
+            if len(self._head) == _HEAD_BYTES and _START not in self._head:
                 return False
         self._size += len(part)
         self.check_size(self._size)
@@ -92,7 +93,7 @@ class PdfDownload:
             raise AttemptError(f"status-{status}", f"HTTP {status}", status=status)
         if status != 200:
             raise ProtocolError(f"GET report: HTTP {status}.")
-        if self._head != _START:
+        if _START not in self._head:
             self.reset()
             return ReportNotReady("no PDF" if response.body else "empty body")
         if _END not in self._tail:

@@ -42,6 +42,28 @@ async def test_not_ready(client: Make) -> None:
     assert into.getvalue() == b""
 
 
+@pytest.mark.parametrize("before", [b"\n", b"\xef\xbb\xbf", b"<br />\n<b>Warning</b>: Undefined $x", b" " * 1_020])
+@pytest.mark.parametrize("pieces", [3, 2_000])
+async def test_bytes_before_a_pdf_are_part_of_it(before: bytes, pieces: int, client: Make) -> None:
+    """A line end, a mark or a warning before the PDF does not hide it: it is saved as it came, in one request.
+
+    As for viewers, it begins within the first 1,024 bytes.
+    """
+    body, into = before + PDF, io.BytesIO()
+    whole = answer(body)
+    head = whole[: -len(body)]
+    parts = [head, *(step for at in range(0, 1_200, pieces) for step in (body[at : at + pieces], Wait(0.0)))]
+    sent = sum(len(part) for part in parts if isinstance(part, bytes))
+    async with scripted([[*parts, whole[sent:]]]) as server, client(server.base) as asking:
+        found = await asking.download_report("/r/1", into)
+        assert len(server.asked) == 1
+    assert (into.getvalue(), found) == (body, DownloadedReport(len(body), hashlib.sha256(body).hexdigest()))
+    into = io.BytesIO()
+    async with scripted(answer(b" " * 1_022 + PDF)) as server, client(server.base) as asking:
+        assert await asking.download_report("/r/1", into) == ReportNotReady("no PDF")
+    assert into.getvalue() == b""
+
+
 BROKEN: dict[str, Any] = {
     "cut": [answer(PDF)[:-2_000], Close()],
     "cut without a length": [answer(PDF[:-2_000], length=False), Close()],
