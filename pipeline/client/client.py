@@ -50,7 +50,7 @@ from pipeline.urls import API_PREFIX
 from pipeline.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
     from typing import BinaryIO
 
     from pipeline.client.calls import TimeSource
@@ -104,6 +104,7 @@ class Client:
         if rate_limiter is not None:
             self._runner = replace(self._runner, rate_limiter=rate_limiter)
         self.rate_limiter = self._runner.rate_limiter
+        self._report_hosts = {origin(base_url): self._runner}  # a pause of another host holds back no call here
         self._connections: ServiceConnections | None = None
         self._downloader = Downloader(
             self._base_url,
@@ -215,19 +216,25 @@ class Client:
         return await self._runner.run(call)
 
     async def download_report(
-        self, url: str, file: BinaryIO, *, max_bytes: int = GIB
+        self, url: str, file: BinaryIO, *, max_bytes: int = GIB, on_part: Callable[[], object] = lambda: None
     ) -> DownloadedReport | ReportNotReady:
         """Download a report into a seekable file, or return that it is not ready. This is one poll.
+
+        `on_part` is called when bytes of it arrive.
 
         The URL comes from the service, so no token, cookie or referrer is sent to it. Only the service's own origin
         gets the token, once it has answered 401. Public hosts are allowed; private addresses only if the service itself
         has one. Raises `AuthenticationError` for a 401 with the token, `ProtocolError` for one from another origin.
         """
         self.stats.other += 1
-        download = PdfDownload(file, max_bytes=max_bytes)
+        download = PdfDownload(file, max_bytes=max_bytes, on_part=on_part)
         link = self._downloader.check(url)
-        runner = replace(self._runner, send=partial(self._downloader.send, download, link))
-        return await runner.run(ApiCall("GET report", link.address, download.result))
+        send = partial(self._downloader.send, download, link)
+        if (runner := self._report_hosts.get(link.origin)) is None:
+            seams = self._runner.retry_policy.time_source
+            runner = CallRunner.create(send, self.options, self.stats, self._redactor, time_source=seams)
+            self._report_hosts[link.origin] = runner
+        return await replace(runner, send=send).run(ApiCall("GET report", link.address, download.result))
 
     def _build_url(self, url: str, parameters: list[tuple[str, str]]) -> str:
         query = "&".join(filter(None, (urlencode(parameters, quote_via=quote), self._token_query)))

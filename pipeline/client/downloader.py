@@ -21,6 +21,7 @@ from pipeline.client.protocol import Response, raise_for_status
 from pipeline.errors import AuthenticationError, ProtocolError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import BinaryIO
 
     from pipeline.client.body_reader import BodyReader, Download
@@ -52,8 +53,9 @@ class ReportNotReady(Struct, frozen=True):
 class PdfDownload:
     """Writes the bytes of one download into a seekable file, attempt by attempt."""
 
-    def __init__(self, file: BinaryIO, *, max_bytes: int) -> None:
+    def __init__(self, file: BinaryIO, *, max_bytes: int, on_part: Callable[[], object]) -> None:
         self._file = file
+        self._on_part = on_part
         self._max_bytes = max_bytes
         self._start = file.tell()
         self.reset()
@@ -72,6 +74,7 @@ class PdfDownload:
             self._head += part[: _HEAD_BYTES - len(self._head)]
             if len(self._head) == _HEAD_BYTES and _START not in self._head:
                 return False
+        self._on_part()
         self._size += len(part)
         self.check_size(self._size)
         self._hash.update(part)

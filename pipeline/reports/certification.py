@@ -93,6 +93,7 @@ class Certifier:
     async def _certify(self, orders: Sequence[ReportOrderRecord]) -> list[ReportBatch]:
         if not orders:
             return []
+        self._state.refuse_pause()
         files = await asyncio.to_thread(self._read_files, {order.batch for order in orders})
         ids = [file_id for order in orders for file_id in files[order.batch]]
         after = await self._confirmer.confirm(ids, since=now_us())

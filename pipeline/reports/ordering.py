@@ -54,6 +54,7 @@ _MAX_POLL_SECONDS: Final = 20.0  # between two polls of a report
 _POLL_BACKOFF: Final = 1.5
 _MAX_PDF_BYTES: Final = 1024**3
 _MIN_WAIT_SECONDS: Final = 20.0  # a run polls each report for so long, however old its order is
+_LAST_POLL_SECONDS: Final = 5.0  # for the answer to a poll, however little is left of --timeout
 _ORDER_AGAIN_HINT: Final = "Run the same command again later to order these reports again; everything else is kept."
 _WITH_PDF: Final = frozenset({OrderState.SAVED, OrderState.DELIVERED})
 
@@ -125,6 +126,13 @@ class ReportRunState(Struct):
         self.update_progress()
         return changed
 
+    def refuse_pause(self) -> None:
+        """Raise `RetriesExhaustedError` if the service asks for a pause that is longer than a report may take."""
+        pause = self.client.rate_limiter.state.pause_remaining_seconds
+        if pause > max(self.timeout_seconds, _LAST_POLL_SECONDS):
+            message = f"The service asks for a pause of {pause:,.0f} s, longer than --timeout {self.timeout_seconds:g}."
+            raise RetriesExhaustedError(message, kind="pause", attempts=0, status=None, hint=_ORDER_AGAIN_HINT)
+
     async def record_unknown(self, order: ReportOrderRecord, reason: str) -> None:
         """Record that the response to an order was lost."""
         await self.update(order, state=OrderState.UNKNOWN, error=reason)
@@ -175,6 +183,7 @@ class BatchOrderer:
         """
         if await self._is_ready_after_all(batch):
             return None, ()
+        self._state.refuse_pause()
         remaining, confirmed = await self._confirm_files(batch, upcoming)
         if not remaining.files:
             return None, ()
@@ -205,7 +214,7 @@ class BatchOrderer:
             return False
         if last.state not in {OrderState.TIMED_OUT, OrderState.FAILED}:
             return False
-        not_ready = await self.poll_once(batch, last)
+        not_ready = await self.poll_once(batch, last, min(self._state.timeout_seconds, _MIN_WAIT_SECONDS))
         if self._state.last_orders[batch.batch].state in _WITH_PDF:
             return True
         log.warning("report.reordered", report=last.name, reason=not_ready or last.error)
@@ -265,6 +274,7 @@ class BatchOrderer:
     async def _send(self, request: ReportRequest, order: ReportOrderRecord) -> ReportOrder:
         """Send the order. A run that must stop waits for the response, so that the report is not ordered twice."""
         state = self._state
+        state.refuse_pause()
         # A service may make the report before it answers.
         timeout = _QUICK_SECONDS if self._answers_at_once else max(_QUICK_SECONDS, state.timeout_seconds)
 
@@ -304,7 +314,7 @@ class BatchOrderer:
         timeout = self._state.timeout_seconds
         end = time.monotonic() + max(timeout - order_age_seconds(order), min(timeout, _MIN_WAIT_SECONDS))
         pause = _FIRST_POLL_SECONDS
-        while (not_ready := await self.poll_once(batch, order)) is not None:
+        while (not_ready := await self.poll_once(batch, order, end - time.monotonic())) is not None:
             remaining = end - time.monotonic()
             if remaining <= 0:
                 error = f"not ready {timeout:g} s after its order: {not_ready}"
@@ -314,15 +324,28 @@ class BatchOrderer:
             await asyncio.sleep(min(remaining, pause * random.uniform(0.7, 1.3)))  # noqa: S311
             pause = min(pause * _POLL_BACKOFF, _MAX_POLL_SECONDS)
 
-    async def poll_once(self, batch: ReportBatch, order: ReportOrderRecord) -> str | None:
-        """Request the report once. Return why it is not ready; None if it is saved or failed."""
-        state = self._state
+    async def poll_once(self, batch: ReportBatch, order: ReportOrderRecord, seconds: float) -> str | None:
+        """Request the report once. Return why it is not ready; None if it is saved or failed.
+
+        `seconds` limit the waits for its first byte, and for each next one if they are more than `_MIN_WAIT_SECONDS`.
+        """
+        state, clock = self._state, asyncio.get_running_loop().time
         name = name_pdf(batch)
         state.polls += 1
         state.update_progress()
+        limit = asyncio.timeout(max(seconds, _LAST_POLL_SECONDS))
+
+        def extend() -> None:
+            limit.reschedule(max(limit.when() or 0.0, clock() + _MIN_WAIT_SECONDS))
+
         with state.folder.temp_file(name) as file:
             try:
-                report = await state.client.download_report(order.url or "", file, max_bytes=_MAX_PDF_BYTES)
+                async with limit:
+                    report = await state.client.download_report(
+                        order.url or "", file, max_bytes=_MAX_PDF_BYTES, on_part=extend
+                    )
+            except TimeoutError:
+                return "its host did not answer in time, or asked for a pause"
             except (RetriesExhaustedError, ProtocolError) as error:
                 if isinstance(error, RetriesExhaustedError) and error.kind != "size":
                     return error.message

@@ -51,6 +51,44 @@ async def test_a_pause_of_years_ends_the_run(scene: Scene, kind: str, accepted: 
     await scene.deliver()
 
 
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("host", ["same", "other-port"])
+@pytest.mark.parametrize(("kind", "pause"), [("429", "huge"), ("429", "seconds"), ("503", "huge"), ("stall", "absent")])
+async def test_the_timeout_bounds_every_wait_of_a_report(scene: Scene, host: str, kind: str, pause: str) -> None:
+    """A report whose host asks for a pause, or does not answer, is named after --timeout and one last poll.
+
+    A pause of another host holds back no other call. With one of the service itself the run ends with exit 1, because
+    it cannot confirm the files of a saved report; the next run has everything.
+    """
+    emulator = scene.emulator
+    emulator.set_quirks(report_host=host)
+    emulator.set_faults(retry_after=pause, retry_after_seconds=30)
+    emulator.script(kind, times=99, path="/reports/", skip=1)
+    client = quick_client(emulator, attempt_timeout_seconds=60.0)
+    if host == "same" and kind != "stall":
+        with pytest.raises(ServiceUnavailableError, match=r"asks for a pause of \d+ s, longer than --timeout 4\."):
+            await scene.run(client=client, timeout_seconds=4.0)
+    else:
+        result = await scene.run(client=client, timeout_seconds=4.0)
+        reasons = {str(file.reason) for file in result.manifest.failed}
+        assert FILES - len(result.manifest.failed) == len(check_folder(scene.out)) > 0
+        assert {reason.partition(":")[0] for reason in reasons} == {"not ready 4 s after its order"}, reasons
+    assert asyncio.get_running_loop().time() <= 10
+    emulator.faults.clear()
+    emulator.set_quirks(report_host="same")
+    await scene.run(client=quick_client(emulator))
+    assert len(check_folder(scene.out)) == FILES
+
+
+@pytest.mark.virtual_time
+async def test_a_download_that_goes_on_is_not_cut_off(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PDF that is there within --timeout, and whose bytes come slowly, is downloaded to its end."""
+    monkeypatch.setattr("pipeline.emulator.faults._DRIP_SECONDS", 0.0035)
+    scene.emulator.script("drip", times=9, path="/reports/")
+    await scene.deliver(timeout_seconds=1.0)
+    assert asyncio.get_running_loop().time() > 5
+
+
 @pytest.mark.parametrize("batches", [1, 5])
 async def test_an_error_in_a_success_is_not_ordered_again(
     scene: Scene, batches: int, monkeypatch: pytest.MonkeyPatch
