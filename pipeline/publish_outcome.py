@@ -47,12 +47,14 @@ class PublishOutcome(Struct, frozen=True):
 def format_mirror(result: MirrorResult) -> str:
     """Return a publish or a backup in one line."""
     text = f"snapshot {result.snapshot}: {pluralize(result.files, 'file')}, at {result.target}: "
+    compared = f"; {pluralize(result.compared, 'object')} compared" if result.compared else ""
+    compared += f", {result.replaced:,} damaged and replaced" if result.replaced else ""
     if not result.changed:
-        return f"{text}nothing to publish\n"
+        return f"{text}nothing to publish{compared}\n"
     deleted = f", {pluralize(result.deleted, 'object')} deleted" if result.deleted else ""
     size = format_bytes(result.uploaded_bytes)
     images = ""
     if result.images is not None:
         new = f"{result.images_uploaded:,} new ({format_bytes(result.images_uploaded_bytes)})"
         images = f"; {pluralize(result.images, 'image')}, {new}"
-    return f"{text}{pluralize(result.uploaded, 'object')} uploaded ({size}){deleted}{images}\n"
+    return f"{text}{pluralize(result.uploaded, 'object')} uploaded ({size}){deleted}{images}{compared}\n"

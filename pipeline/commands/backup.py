@@ -37,6 +37,9 @@ def run(
     backup. A later backup copies only what is new and deletes what the lake no longer has. Every part is compared with
     its hash before it is copied. A place with anything else is refused.
 
+    Each backup also reads a thirtieth of what is there already, so that thirty backups have read all of it, and
+    replaces what is damaged there by the lake's. `scanlake check --backup` names damage and writes nothing.
+
     Images are copied with --with-images, and always to a place that has some. A lake that is made of a backup without
     them fetches them again with `scanlake images`. An image that is damaged in the lake does not stop a backup: the
     exit code is 9.

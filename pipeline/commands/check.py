@@ -18,7 +18,8 @@ from pipeline.lake.reader import has_catalog
 from pipeline.maintenance.repair import check_folder, check_lake, check_permissions
 from pipeline.process import run_async
 from pipeline.publish.iceberg import check_iceberg_tables, has_iceberg_tables
-from pipeline.publish.stores import open_store
+from pipeline.publish.restore import check_backup
+from pipeline.publish.stores import open_folder_or_store, open_store
 from pipeline.publish.target_checks import check_published, check_target, name_tables
 from pipeline.publish_after_run import read_publish_record
 from pipeline.reports.folder_check import check_report_folder
@@ -37,6 +38,11 @@ def run(
     published: Annotated[
         bool, typer.Option("--published", help="Also compare the lake with its copy on object storage.")
     ] = False,
+    backup: Annotated[
+        str | None,
+        typer.Option(metavar="DIR|URL", help="Instead check a backup: whether a restore finds everything."),
+        Excludes("--published", "--report", "--all"),
+    ] = None,
     report: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Instead check the folder of a finished `scanlake report`."),
@@ -57,13 +63,18 @@ def run(
     every object's hash. Of Iceberg tables it names missing files, and tables with another number of rows than the
     snapshot, with --read-data also other rows.
 
+    --backup reads every object of a backup and compares its hash, images by size, with --read-data by hash. It needs
+    neither lake nor service.
+
     --report checks checksums, PDFs, manifest and signature of a folder, and needs neither lake nor service. A folder
     that was signed by its job must have its signature.
 
     The exit code is that of the most severe finding; warnings have 0. While a run holds the lake, its files are not
     compared, and the exit code is 5.
     """
-    if report is not None:
+    if backup is not None:
+        checks = check_backup(open_folder_or_store(backup), read_data=read_data)
+    elif report is not None:
         with closing(PdfReader()) as reader:
             checks = iter(check_report_folder(report, reader, allowed_signers).findings)
     else:

@@ -17,12 +17,16 @@ GROUP: Final = "Maintain the lake"
 
 
 class RestoredLake(Struct, frozen=True):
-    """A restored lake. `images_lost` are missing or damaged in the backup, by path, with the reason."""
+    """A restored lake, `files` and `snapshot` null without its ledger.
+
+    `lost` and `images_lost` are missing or damaged in the backup, by path.
+    """
 
     folder: Path
     origin: str
-    files: int
-    snapshot: int
+    files: int | None
+    snapshot: int | None
+    lost: Mapping[str, str]
     images_lost: Mapping[str, str]
 
 
@@ -44,14 +48,22 @@ def run(
     Every part is compared with its hash. After a failure the folder is as before. The next sync fetches what has
     changed since the backup. To restore over a lake, move the lake's folder away first.
 
-    Images come back if the backup has them. One that is missing or damaged there is left out, with exit
-    code 9: the next `scanlake images` fetches it.
+    What is missing or damaged in the backup is named and left out, with exit code 9. `scanlake repair` rebuilds a part
+    or the ledger from the documents, and the next sync fetches the files whose documents are lost. Images come back if
+    the backup has them; the next `scanlake images` fetches the others.
     """
     target, store = folder or context.settings().lake, open_folder_or_store(origin)
-    record, lost = restore_backup(store, target)
-    result = RestoredLake(target, store.base_url, record.files, record.snapshot, lost)
-    text = f"{pluralize(result.files, 'file')} restored to {target}: snapshot {result.snapshot}; run `scanlake sync`\n"
+    restored = restore_backup(store, target)
+    snapshot, lost, images_lost = restored.snapshot, restored.lost, restored.images_lost
+    files, number = (snapshot.files, snapshot.snapshot) if snapshot is not None else (None, None)
+    result = RestoredLake(target, store.base_url, files, number, lost, images_lost)
+    what = "documents" if files is None else pluralize(files, "file")
+    state = "no ledger" if number is None else f"snapshot {number}"
+    step = "`scanlake repair`, then `scanlake sync`" if lost else "`scanlake sync`"
+    text = f"{what} restored to {target}: {state}; run {step}\n"
+    text += "".join(f"{path}: {problem}\n" for path, problem in sorted({**lost, **images_lost}.items()))
     if lost:
-        text += "".join(f"{path}: {problem}\n" for path, problem in sorted(lost.items()))
-        text += f"{pluralize(len(lost), 'image')} missing or damaged in the backup; run `scanlake images`\n"
-    return context.print_result(result, text, ExitCode.DAMAGE if lost else ExitCode.OK)
+        text += f"{pluralize(len(lost), 'object')} missing or damaged in the backup\n"
+    if images_lost:
+        text += f"{pluralize(len(images_lost), 'image')} missing or damaged in the backup; run `scanlake images`\n"
+    return context.print_result(result, text, ExitCode.DAMAGE if lost or images_lost else ExitCode.OK)

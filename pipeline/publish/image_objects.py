@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct, field
 
-from pipeline.atomic_files import READ_ONLY, fsync_dir, fsync_file, sha256_file
-from pipeline.errors import ForeignObjectError, LakeCorruptedError, PublishError, SettingsError
+from pipeline.atomic_files import fsync_dir
+from pipeline.errors import ForeignObjectError, LakeCorruptedError, SettingsError
 from pipeline.formatting import pluralize
 from pipeline.lake.image_store import read_images_of, read_totals
 from pipeline.lake.layout import IMAGES, is_image_path, translate_os_errors
-from pipeline.publish.object_store import PendingUpload, create_object, find_difference, run_side_by_side
+from pipeline.publish.object_store import (
+    Comparison,
+    PendingUpload,
+    create_object,
+    download_object,
+    find_difference,
+    run_side_by_side,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -126,15 +133,19 @@ class ImagesOnStore(Struct):
             )
 
 
-def upload_images(lake: Lake, store: ObjectStore) -> ImagesOnStore:
+def upload_images(lake: Lake, store: ObjectStore, comparison: Comparison) -> ImagesOnStore:
     """Compare the images of a store with the lake, and create those that it lacks, many side by side.
 
-    An object of another size is replaced: its name is the hash of what it should have. An image that is missing or
+    An object of another size is replaced: its name is the hash of what it should have. Those that are due by
+    the `comparison` are read, and replaced if they are damaged. An image that is missing or
     damaged in the lake is a problem of the result: it does not stop the others. Raises `PublishError`.
     """
     result = ImagesOnStore()
     for chunk in compare_images(lake.layout, lake.ledger, store):
         damaged = [path for path, _ in chunk.list_differences()]
+        pictures = (item for path, item in chunk.pictures.items() if path in chunk.objects and path not in damaged)
+        to_compare = [item for item in pictures if comparison.is_due(item.sha256)]
+        damaged += [item.path for item in comparison.find_damaged(store, to_compare)]
         missing = [*chunk.missing, *(chunk.pictures[path] for path in damaged)]
         result.pictures += len(chunk.pictures)
         result.unnamed += chunk.unnamed
@@ -168,27 +179,9 @@ def download_images(store: ObjectStore, layout: LakeLayout, ledger: LedgerQuerie
         pictures = _read_pictures(layout, ledger, prefix)
         folders = {picture.file.parent for picture in pictures.values()}
         layout.create_dirs({folder.parent for folder in folders} | folders)
-        results = run_side_by_side(partial(_download, store), pictures.values())
+        results = run_side_by_side(partial(download_object, store), pictures.values())
         problems |= {path: problem for path, problem in zip(pictures, results, strict=True) if problem is not None}
         with translate_os_errors(layout.root):
             for folder in sorted(folders):
                 fsync_dir(folder)
     return problems
-
-
-def _download(store: ObjectStore, picture: PendingUpload) -> str | None:
-    """Write one image; return why the store does not have it, None if it has."""
-    try:
-        if not store.download(picture.path, picture.file, picture.bytes):
-            return "damaged"
-    except PublishError:
-        if store.head(picture.path) is not None:
-            raise
-        return "missing"
-    with translate_os_errors(picture.file):
-        if sha256_file(picture.file) != picture.sha256:
-            picture.file.unlink()
-            return "damaged"
-        fsync_file(picture.file)
-        picture.file.chmod(READ_ONLY)
-    return None

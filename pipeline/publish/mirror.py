@@ -22,7 +22,7 @@ from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.layout import is_image_path, translate_os_errors
 from pipeline.publish.image_objects import ImagesOnStore, compare_images, has_images_on, upload_images
-from pipeline.publish.object_store import PendingUpload, check_same_object, create_object, upload_all
+from pipeline.publish.object_store import Comparison, PendingUpload, create_object, replace_object, upload_all
 from pipeline.publish.stores import LocalStore
 from pipeline.publish.target import (
     CATALOG,
@@ -64,7 +64,8 @@ if TYPE_CHECKING:
 class MirrorOptions(Struct, frozen=True):
     """`images`: publish these, too, as to every target that has some.
 
-    `backup`: publish all that a restore needs. What the lake no longer has stays for `grace_seconds`.
+    `backup`: publish all that a restore needs, and compare a share of what is there. What the lake no longer has stays
+    for `grace_seconds`.
     """
 
     images: bool = False
@@ -75,8 +76,8 @@ class MirrorOptions(Struct, frozen=True):
 class MirrorResult(Struct, frozen=True):
     """A publish to a mirror. `changed` is false if the target had everything.
 
-    `uploaded` and `deleted` count objects. `images` counts the pictures on the target, None if it has none;
-    `images_uploaded` are the new ones.
+    `uploaded` and `deleted` count objects, of which a backup has read and `compared` some, and `replaced` the damaged.
+    `images` counts the pictures on the target, None if it has none; `images_uploaded` are the new ones.
     """
 
     target: str
@@ -87,6 +88,8 @@ class MirrorResult(Struct, frozen=True):
     uploaded_bytes: int
     deleted: int
     seconds: float
+    compared: int
+    replaced: int
     images: int | None = None
     images_uploaded: int = 0
     images_uploaded_bytes: int = 0
@@ -161,6 +164,7 @@ class _Mirror:
     def __init__(self, lake: Lake, store: ObjectStore, options: MirrorOptions, last: SnapshotRecord, at: int) -> None:
         self._lake, self._store, self._options, self._last, self._at = lake, store, options, last, at
         self._lake_id = lake.ledger.get_lake_id()
+        self._comparison = Comparison()
 
     def publish(self) -> tuple[MirrorResult, ImagesOnStore]:
         """Make the target show the newest snapshot."""
@@ -184,27 +188,30 @@ class _Mirror:
         own = list_own_paths(listed)
         was_backup = former.ledger is not None if former else any(path.startswith(f"{LEDGERS_PREFIX}/") for path in own)
         is_backup = self._options.backup or was_backup
+        if self._options.backup:
+            self._comparison = Comparison.after(former.compared_share if former else -1)
         uploads = self._upload_missing(listed) if is_backup else []
         images = ImagesOnStore()
         if has_images or self._options.images:
-            images = upload_images(self._lake, self._store)
-        ledger = upload_ledger(self._lake, self._store) if is_backup else None
+            images = upload_images(self._lake, self._store, self._comparison)
+        ledger = self._upload_ledger() if is_backup else None
         has_purged = (former.catalog.published_at if former else 0) < (self._lake.ledger.last_purge_at() or 0)
         grace_seconds = self._options.grace_seconds
         rule = SweepRule.from_lake(self._lake, at=self._at, grace_seconds=grace_seconds, has_purged=has_purged)
         unneeded = self._list_unneeded(rule, listed, ledger, images)
-        current = None
-        if former is not None and catalog is not None and former.catalog.written_at == _written_at(self._lake):
-            current = former
-        if current is not None and current.ledger == ledger and not (uploads or images.uploaded or unneeded):
+        current = self._find_current(former, catalog)
+        is_equal = current is not None and current.ledger == ledger
+        is_changed = bool(not is_equal or uploads or self._comparison.damaged or images.uploaded or unneeded)
+        if current is not None and not (is_changed or self._options.backup):
             return self._to_result(current, changed=False), images
         written = self._swap_catalog(catalog) if current is None else current.catalog
         pictures = PublishedImages(images.pictures) if images.pictures else None
-        record = LatestRecord(self._lake_id, written, pictures, ledger, scanlake=__version__)
+        share = self._comparison.share if self._options.backup or former is None else former.compared_share
+        record = LatestRecord(self._lake_id, written, pictures, ledger, share, scanlake=__version__)
         self._store.swap(LATEST, encode_record(record), version)
         self._store.remove_temp_files(TEMP_FOLDERS)  # until the first record some can be of another lake's publish
         result = replace(
-            self._to_result(record, changed=True),
+            self._to_result(record, changed=is_changed),
             uploaded=len(uploads) + (current is None),
             uploaded_bytes=sum(item.bytes for item in uploads) + (written.bytes if current is None else 0),
             deleted=delete_own_objects(self._store, unneeded, partial(is_own_object, self._store, self._lake.ledger)),
@@ -233,26 +240,46 @@ class _Mirror:
 
     def _to_result(self, record: LatestRecord, *, changed: bool) -> MirrorResult:
         images = record.images.pictures if record.images is not None else None
+        compared, damaged = self._comparison.compared, self._comparison.damaged
         number, files = record.catalog.snapshot, record.catalog.files
-        return MirrorResult(self._store.base_url, number, files, changed, 0, 0, 0, 0.0, images)
+        return MirrorResult(self._store.base_url, number, files, changed, 0, 0, 0, 0.0, compared, damaged, images)
 
     # Parts and images
 
     def _upload_missing(self, listed: Mapping[str, StoredObject]) -> list[PendingUpload]:
         """Upload the parts that the target lacks, and return them.
 
-        Raises `ForeignObjectError` if one has another size there, or other contents.
+        One that has another size there is replaced, and of those that are due each that is damaged.
         """
-        missing = []
+        missing, to_compare = list[PendingUpload](), list[PendingUpload]()
         for part in self._lake.ledger.parts():
             path, file = to_target_path(part.name, part.sha256), self._lake.layout.part_path(part.name)
             upload = PendingUpload(path, file, part.bytes, part.sha256)
-            if path in listed:
-                check_same_object(self._store, upload, listed[path])
-            else:
+            if path not in listed:
                 missing.append(upload)
+            elif listed[path].bytes != part.bytes or self._comparison.is_due(part.sha256):
+                to_compare.append(upload)
         upload_all(self._store, missing)
+        for upload in self._comparison.find_damaged(self._store, to_compare):
+            replace_object(self._store, upload)
         return missing
+
+    def _upload_ledger(self) -> PublishedLedger:
+        """Upload a copy of the ledger. A restore forgets the images that it names and the target does not have."""
+        copy = self._lake.layout.spill_dir / temp_name("backup.sqlite")
+        with translate_os_errors(copy):
+            copy.parent.mkdir(exist_ok=True)
+        try:
+            self._lake.ledger.copy_to(copy)
+            sha256, size = sha256_file(copy), copy.stat().st_size
+            upload = PendingUpload(to_ledger_path(sha256), copy, size, sha256)
+            if self._store.head(upload.path) is None:
+                create_object(self._store, upload)
+            elif self._comparison.find_damaged(self._store, [upload]):
+                replace_object(self._store, upload)
+        finally:
+            copy.unlink(missing_ok=True)
+        return PublishedLedger(size, sha256)
 
     def _list_unneeded(
         self, rule: SweepRule, listed: Mapping[str, StoredObject], ledger: PublishedLedger | None, images: ImagesOnStore
@@ -264,6 +291,14 @@ class _Mirror:
         return [item for item in unneeded if rule.permits(item, item.path)]
 
     # Catalog
+
+    def _find_current(self, former: LatestRecord | None, catalog: StoredObject | None) -> LatestRecord | None:
+        """Return the former record if the target has the lake's catalog, which is read if it is due."""
+        if former is None or catalog is None or former.catalog.written_at != _written_at(self._lake):
+            return None
+        sha256, file = former.catalog.sha256, self._lake.layout.catalog
+        is_due, upload = self._comparison.is_due(sha256), PendingUpload(CATALOG, file, former.catalog.bytes, sha256)
+        return None if is_due and self._comparison.find_damaged(self._store, [upload]) else former
 
     def _swap_catalog(self, former: StoredObject | None) -> PublishedCatalog:
         """Replace the target's catalog by the lake's. Raises `LakeCorruptedError` if that is not of its snapshot."""
@@ -284,17 +319,3 @@ class _Mirror:
             bytes=file.stat().st_size,
             sha256=sha256,
         )
-
-
-def upload_ledger(lake: Lake, store: ObjectStore) -> PublishedLedger:
-    """Upload a copy of the ledger. A restore forgets the images that it names and the target does not have."""
-    copy = lake.layout.spill_dir / temp_name("backup.sqlite")
-    with translate_os_errors(copy):
-        copy.parent.mkdir(exist_ok=True)
-    try:
-        lake.ledger.copy_to(copy)
-        sha256, size = sha256_file(copy), copy.stat().st_size
-        create_object(store, PendingUpload(to_ledger_path(sha256), copy, size, sha256))
-    finally:
-        copy.unlink(missing_ok=True)
-    return PublishedLedger(size, sha256)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 from uuid import uuid4
 
 from msgspec import Struct
 
-from pipeline.atomic_files import sha256_file
+from pipeline.atomic_files import READ_ONLY, fsync_file, sha256_file
 from pipeline.errors import ForeignObjectError, LakeCorruptedError, PublishConflictError, PublishError
 from pipeline.lake.layout import translate_os_errors
+from pipeline.logs import log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import datetime
     from pathlib import Path
 
@@ -150,12 +152,13 @@ def _probe(path: str, number: int) -> bytes:
     return f"{path} {number}".encode()
 
 
+_SHARES: Final = 30
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class PendingUpload(Struct, frozen=True):
-    """A file to upload, and what was written to it."""
+    """A file to upload, and what was written to it. Of an object known by its name `sha256` is the begin."""
 
     path: str
     file: Path
@@ -184,13 +187,7 @@ def run_side_by_side(function: Callable[[T], R], items: Iterable[T], *, threads:
 
 def create_object(store: ObjectStore, upload: PendingUpload) -> None:
     """Create one object, or find it there. Raises the errors of `upload_all`."""
-    with translate_os_errors(upload.file):
-        try:
-            is_whole = upload.file.stat().st_size == upload.bytes and sha256_file(upload.file) == upload.sha256
-        except FileNotFoundError:
-            raise LakeCorruptedError(f"{upload.file.name} is missing; it was not uploaded.") from None
-    if not is_whole:
-        raise LakeCorruptedError(f"{upload.file.name} differs from what was written; it was not uploaded.")
+    _require_whole(upload)
     if store.create(upload.path, upload.file, sha256=upload.sha256):
         return
     existing = store.head(upload.path)
@@ -198,16 +195,85 @@ def create_object(store: ObjectStore, upload: PendingUpload) -> None:
         raise PublishError(
             f"{store.url(upload.path)} is refused as existing, but cannot be found.", hint="Run the publish again."
         )
-    check_same_object(store, upload, existing)
-
-
-def check_same_object(store: ObjectStore, upload: PendingUpload, existing: StoredObject) -> None:
-    """Raise `ForeignObjectError` if an object has another size or hash than the file that is to have its name."""
     if problem := find_difference(upload, existing):
         raise ForeignObjectError(
             f"{store.url(upload.path)} has other contents than was published: {problem}.",
             hint="Delete the object, then run the publish again: it is created again.",
         )
+
+
+def _require_whole(upload: PendingUpload) -> None:
+    """Raise `LakeCorruptedError` for a damaged or missing file."""
+    with translate_os_errors(upload.file):
+        try:
+            is_whole = upload.file.stat().st_size == upload.bytes and sha256_file(upload.file) == upload.sha256
+        except FileNotFoundError:
+            raise LakeCorruptedError(f"{upload.file.name} is missing; it was not uploaded.") from None
+    if not is_whole:
+        raise LakeCorruptedError(f"{upload.file.name} differs from what was written; it was not uploaded.")
+
+
+class Comparison(Struct):
+    """The share of a backup's objects that one backup reads again, -1 for none, and how many it has found damaged."""
+
+    share: int = -1
+    compared: int = 0
+    damaged: int = 0
+
+    @classmethod
+    def after(cls, former: int) -> Self:
+        """Return the comparison that follows one of the share `former`: each share has its turn."""
+        return cls((former + 1) % _SHARES)
+
+    def is_due(self, sha256: str) -> bool:
+        """Return whether an object belongs to the share, by its hash."""
+        return int(sha256[:8], 16) % _SHARES == self.share
+
+    def find_damaged(self, store: ObjectStore, items: Sequence[PendingUpload]) -> list[PendingUpload]:
+        """Read objects, many side by side, and return those that are damaged."""
+        problems = run_side_by_side(partial(find_damage, store), items)
+        damaged = [item for item, problem in zip(items, problems, strict=True) if problem == "damaged"]
+        self.compared += len(items)
+        self.damaged += len(damaged)
+        return damaged
+
+
+def find_damage(store: ObjectStore, item: PendingUpload) -> str | None:
+    """Read an object. Return that it is missing or damaged, None if it has what was written."""
+    try:
+        return None if store.hash_content(item.path).startswith(item.sha256) else "damaged"
+    except PublishError:
+        if store.head(item.path) is not None:
+            raise
+        return "missing"
+
+
+def replace_object(store: ObjectStore, upload: PendingUpload) -> None:
+    """Replace an object that is damaged by the lake's file. Raises the errors of `upload_all`."""
+    _require_whole(upload)
+    existing = store.head(upload.path)
+    version = None if existing is None else existing.version
+    store.swap(upload.path, upload.file, version, sha256=upload.sha256)
+    log.warning("object.replaced", url=store.url(upload.path), reason="it was damaged")
+
+
+def download_object(store: ObjectStore, item: PendingUpload, *, mode: int = READ_ONLY) -> str | None:
+    """Write an object to its file. Return that it is missing or damaged; then there is no file."""
+    try:
+        if not store.download(item.path, item.file, item.bytes):
+            return "damaged"
+    except PublishError:
+        if store.head(item.path) is not None:
+            raise
+        item.file.unlink(missing_ok=True)
+        return "missing"
+    with translate_os_errors(item.file):
+        if not sha256_file(item.file).startswith(item.sha256):
+            item.file.unlink()
+            return "damaged"
+        fsync_file(item.file)
+        item.file.chmod(mode)
+    return None
 
 
 def find_difference(upload: PendingUpload, existing: StoredObject) -> str | None:

@@ -1,31 +1,51 @@
-"""Restore: a lake from a backup, in an empty folder."""
+"""Restore: a lake from a backup, in an empty folder; and the check that a backup can be restored."""
 
 from __future__ import annotations
 
 import os
 import re
-from contextlib import closing, suppress
+import tempfile
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
-from pipeline.atomic_files import READ_ONLY, fsync_dir, fsync_file, is_temp_file, sha256_file, temp_name
-from pipeline.errors import LakeCorruptedError, SettingsError
+from msgspec import Struct
+
+from pipeline.atomic_files import fsync_dir, is_temp_file, temp_name
+from pipeline.errors import LakeCorruptedError, PublishError, SettingsError
+from pipeline.findings import error, ok
+from pipeline.formatting import pluralize
 from pipeline.lake.image_store import forget_missing_pictures, iter_paths
 from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, RESTORE_MARK, has_restore_mark, require_outside_lakes
-from pipeline.lake.layout import LakeLayout, hold_lock, is_image_path, is_part_name, is_part_path, translate_os_errors
+from pipeline.lake.layout import LakeLayout, hold_lock, is_image_path, is_part_path, translate_os_errors
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_format import find_foreign_content, translate_sqlite_errors
-from pipeline.publish.image_objects import download_images
-from pipeline.publish.object_store import run_side_by_side
-from pipeline.publish.target import LATEST, is_own_path, read_latest, to_ledger_path, to_target_path
+from pipeline.publish.image_objects import compare_images, download_images
+from pipeline.publish.object_store import PendingUpload, download_object, find_damage, run_side_by_side
+from pipeline.publish.target import (
+    CATALOG,
+    LATEST,
+    is_own_path,
+    list_documents,
+    read_latest,
+    to_ledger_path,
+    to_target_path,
+)
+from pipeline.publish.target_checks import find_image_damage
 from schemas.tables import TABLES
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
-    from pipeline.lake.ledger_queries import Part, SnapshotRecord
-    from pipeline.publish.object_store import ObjectStore
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from pipeline.findings import Finding
+    from pipeline.lake.ledger_queries import SnapshotRecord
+    from pipeline.publish.object_store import ObjectStore
+    from pipeline.publish.target import LatestRecord
+
+_LEDGER_MODE: Final = 0o600
 _NOT_RESTORED: Final = "Use another backup; nothing was restored."
 # Names in a folder with a killed restore: of the ledger with the files that SQLite adds to it, and of the others.
 _OWN_FILES: Final = re.compile(
@@ -33,13 +53,24 @@ _OWN_FILES: Final = re.compile(
 )
 
 
-def restore_backup(store: ObjectStore, folder: Path) -> tuple[SnapshotRecord, dict[str, str]]:
+class RestoredBackup(Struct, frozen=True):
+    """A restored lake, and what the backup lacks of it: `lost` objects and images by path, missing or damaged.
+
+    `snapshot` is its last one, None without the ledger.
+    """
+
+    snapshot: SnapshotRecord | None
+    lost: Mapping[str, str]
+    images_lost: Mapping[str, str]
+
+
+def restore_backup(store: ObjectStore, folder: Path) -> RestoredBackup:
     """Make a lake of an empty `folder`, or of one with a killed restore, from the backup below the store's URL.
 
-    After a failure the folder is as before. Returns the published snapshot, and the images that are missing or damaged
-    in the backup, by path, with the reason. Raises `SettingsError` for a folder with other files or without a backup,
-    `LakeLockedError` while another restore writes to the folder, `LakeCorruptedError` if another object differs from
-    what was written, and `PublishError`.
+    What is missing or damaged in the backup is left out and named. A lake that lacks a part or its ledger has no
+    catalog until `scanlake repair`. After a failure the folder is as before. Raises `SettingsError` for a folder with
+    other files or without a backup, `LakeLockedError` while another restore writes to the folder, `LakeCorruptedError`
+    for a ledger that is not of scanlake or names files of others, and `PublishError`.
     """
     target = LakeLayout(folder.absolute())
     with translate_os_errors(folder):
@@ -56,8 +87,7 @@ def restore_backup(store: ObjectStore, folder: Path) -> tuple[SnapshotRecord, di
         try:
             _remove_partial_lake(target.root)
             target.create_dirs(target.folders(table.name for table in TABLES))
-            problems = _download_backup(store, target)
-            record = _publish_copy(target)
+            restored = _download_backup(store, target)
         except BaseException as error:
             if isinstance(error, LakeCorruptedError):
                 error.hint = _NOT_RESTORED
@@ -70,66 +100,111 @@ def restore_backup(store: ObjectStore, folder: Path) -> tuple[SnapshotRecord, di
         with translate_os_errors(folder):
             mark.unlink()
             fsync_dir(target.root)
-    return record, problems
+    return restored
 
 
-def _download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
-    """Write the parts and images, then the ledger, of the backup below the store's URL to the folders of an empty lake.
+def check_backup(store: ObjectStore, *, read_data: bool) -> Iterator[Finding]:
+    """Compare every object of a backup with its hash, images by size without `read_data`. Write nothing.
 
-    Returns the images that are missing or damaged in the backup, by path, with the reason. Raises `SettingsError` if
-    there is no backup, `LakeCorruptedError` if another object differs from what was written.
+    Raises the errors of `restore_backup` about the backup.
     """
-    record, _ = read_latest(store, lake_id=None)
-    if record is None or record.ledger is None:
-        raise SettingsError(f"{store.base_url} has no backup.", hint="Correct the URL.")
-    path = to_ledger_path(record.ledger.sha256)
-    if not is_own_path(path):
-        raise LakeCorruptedError(f"{store.url(LATEST)} names a file that is no ledger.")
-    copy = layout.root / temp_name(layout.ledger.name)
-    _download(store, path, copy, record.ledger.sha256, record.ledger.bytes)
-    with translate_sqlite_errors(copy):
-        content = find_foreign_content(copy)
-    if content is not None:
-        raise LakeCorruptedError(f"{store.url(path)} is no ledger of scanlake: {content}.")
+    images, lost = 0, dict[str, str]()
+    with tempfile.TemporaryDirectory(prefix="scanlake-") as folder:
+        layout = LakeLayout(Path(folder))
+        with _open_backup(store, layout, layout.ledger, lost) as (record, ledger, parts):
+            objects = list(parts)
+            if record is not None:
+                objects.append(PendingUpload(CATALOG, layout.catalog, record.catalog.bytes, record.catalog.sha256))
+            lost |= _find_lost(objects, partial(find_damage, store))
+            if ledger is not None and record is not None and record.images is not None:
+                chunks = compare_images(layout, ledger, store)
+                images, images_lost = find_image_damage(store, chunks, read_data=read_data)
+                lost |= images_lost
+    hint = f"Delete the damaged objects, then run `scanlake backup {store.base_url}`."
+    yield from (error("backup", path, problem, hint) for path, problem in sorted(lost.items()))
+    compared = f"{pluralize(len(objects) + 2, 'object')}, {pluralize(images, 'image')}"  # with ledger and record
+    yield ok("backup", store.base_url, f"{compared} compared")
 
-    def download_part(part: Part) -> None:
-        _download(store, to_target_path(part.name, part.sha256), layout.part_path(part.name), part.sha256, part.bytes)
 
-    with closing(Ledger(copy)) as ledger:
-        parts = ledger.parts()
-        # A name that leads out of the folder would be read, renamed or deleted there, perhaps by a later purge.
-        if not all(map(is_part_path, ledger.part_names())):
-            raise LakeCorruptedError(f"{store.url(path)} names a file that is no part.")
-        if not all(map(is_image_path, iter_paths(ledger))):
-            raise LakeCorruptedError(f"{store.url(path)} names a file that is no image.")
-        if ledger.count("SELECT count(*) FROM report_order WHERE pdf LIKE '%/%'"):
-            raise LakeCorruptedError(f"{store.url(path)} names a file that is no PDF of a report.")
-        run_side_by_side(download_part, parts)
-        problems = {} if record.images is None else download_images(store, layout, ledger)
+@contextmanager
+def _open_backup(
+    store: ObjectStore, layout: LakeLayout, copy: Path, lost: dict[str, str]
+) -> Iterator[tuple[LatestRecord | None, Ledger | None, Sequence[PendingUpload]]]:
+    """Yield the record of a backup, its ledger, copied to `copy`, and its parts. What is lost is added to `lost`.
+
+    Without the record or the ledger the parts are the documents, of which a repair makes a lake. Raises the errors of
+    `restore_backup` about the backup.
+    """
+    record, problem = None, None
+    try:
+        record, _ = read_latest(store, lake_id=None)
+    except (LakeCorruptedError, PublishError) as failure:
+        problem, lost[LATEST] = failure, "damaged"
+    if record is not None and record.ledger is not None:
+        path = to_ledger_path(record.ledger.sha256)
+        item = PendingUpload(path, copy, record.ledger.bytes, record.ledger.sha256)
+        if is_own_path(path):
+            lost |= _find_lost([item], partial(download_object, store, mode=_LEDGER_MODE))
+        else:
+            lost[LATEST] = "damaged"
+        if not lost:
+            with translate_sqlite_errors(copy):
+                content = find_foreign_content(copy)
+            if content is not None:
+                raise LakeCorruptedError(f"{store.url(path)} is no ledger of scanlake: {content}.")
+            with closing(Ledger(copy)) as ledger:
+                _refuse_foreign_names(ledger, store.url(path))
+                parts = [(to_target_path(part.name, part.sha256), part) for part in ledger.parts()]
+                files = ((path, layout.part_path(part.name), part.bytes, part.sha256) for path, part in parts)
+                yield record, ledger, [PendingUpload(*file) for file in files]
+            return
+    documents = {} if record is not None and not lost else list_documents(store)
+    if not documents:
+        raise problem or SettingsError(f"{store.base_url} has no backup.", hint="Correct the URL.")
+    files = ((item.path, layout.part_path(name), item.bytes, sha256) for name, (item, sha256) in documents.items())
+    yield record, None, [PendingUpload(*file) for file in files]
+
+
+def _refuse_foreign_names(ledger: Ledger, url: str) -> None:
+    """Raise `LakeCorruptedError` for a name that leads out of the folder: a purge would read or delete that file."""
+    if not all(map(is_part_path, ledger.part_names())):
+        raise LakeCorruptedError(f"{url} names a file that is no part.")
+    if not all(map(is_image_path, iter_paths(ledger))):
+        raise LakeCorruptedError(f"{url} names a file that is no image.")
+    if ledger.count("SELECT count(*) FROM report_order WHERE pdf LIKE '%/%'"):
+        raise LakeCorruptedError(f"{url} names a file that is no PDF of a report.")
+
+
+def _find_lost(objects: Sequence[PendingUpload], find_problem: Callable[[PendingUpload], str | None]) -> dict[str, str]:
+    """Return the objects with a problem, by path."""
+    problems = run_side_by_side(find_problem, objects)
+    return {item.path: problem for item, problem in zip(objects, problems, strict=True) if problem is not None}
+
+
+def _download_backup(store: ObjectStore, layout: LakeLayout) -> RestoredBackup:
+    """Write the parts and images, then the ledger, of a backup to the folders of an empty lake, and publish it."""
+    copy, lost, images = layout.root / temp_name(layout.ledger.name), dict[str, str](), dict[str, str]()
+    with _open_backup(store, layout, copy, lost) as (record, ledger, parts):
+        lost |= _find_lost(parts, partial(download_object, store))
+        if ledger is not None and record is not None and record.images is not None:
+            images = download_images(store, layout, ledger)
     with translate_os_errors(layout.ledger):
-        for folder in sorted({layout.part_path(part.name).parent for part in parts}):
+        for folder in sorted({part.file.parent for part in parts}):
             fsync_dir(folder)
-        copy.rename(layout.ledger)
+        if ledger is not None:
+            copy.rename(layout.ledger)
         fsync_dir(layout.root)
-    return problems
+    snapshot = None if ledger is None else _publish_copy(layout, is_whole=not lost)
+    return RestoredBackup(snapshot, lost, images)
 
 
-def _download(store: ObjectStore, path: str, file: Path, sha256: str, size: int) -> None:
-    with translate_os_errors(file):
-        if not store.download(path, file, size) or sha256_file(file) != sha256:
-            raise LakeCorruptedError(f"{store.url(path)} differs from what was backed up.")
-        fsync_file(file)
-        if is_part_name(file.name):
-            file.chmod(READ_ONLY)
-
-
-def _publish_copy(target: LakeLayout) -> SnapshotRecord:
-    """Publish the copied ledger."""
+def _publish_copy(target: LakeLayout, *, is_whole: bool) -> SnapshotRecord | None:
+    """Publish the copied ledger if the lake has every part, and return its last snapshot."""
     with Lake(target.root, doing="restore", is_restore=True) as lake:
         # Retired parts are not in a backup.
         lake.ledger.delete_retired(lake.ledger.retired_parts())
         forget_missing_pictures(lake.ledger, lambda path: not (target.root / path).is_file())
-        return lake.republish(at=now_us(), rebuild=True)
+        return lake.republish(at=now_us(), rebuild=True) if is_whole else lake.ledger.last_snapshot()
 
 
 def _is_empty_or_killed_restore(folder: Path) -> bool:

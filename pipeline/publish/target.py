@@ -211,12 +211,16 @@ class PublishedLedger(Struct, frozen=True):
 
 
 class LatestRecord(Struct, frozen=True):
-    """Content of `latest.json`. With a `ledger` the target is a backup: it has all parts that the ledger names."""
+    """Content of `latest.json`. With a `ledger` the target is a backup: it has all parts that the ledger names.
+
+    `compared_share` is the share of a backup's objects that the last `scanlake backup` has compared.
+    """
 
     lake_id: str
     catalog: PublishedCatalog
     images: PublishedImages | None = None
     ledger: PublishedLedger | None = None
+    compared_share: int = -1
     format: int = FORMAT
     scanlake: str = field(default="")
 
@@ -245,6 +249,16 @@ def list_own_paths(listed: Mapping[str, StoredObject]) -> set[str]:
     return {
         path for path in listed if is_own_path(path) and not (OWNER in listed and path.startswith(f"{TABLES_PREFIX}/"))
     }
+
+
+def list_documents(store: ObjectStore) -> dict[str, tuple[StoredObject, str]]:
+    """Return the documents of a backup by their names in the lake, each with the begin of its hash, from their names.
+
+    Of two objects for one part the newer counts.
+    """
+    listed = sorted(store.list(DOCUMENTS_PREFIX), key=lambda item: item.modified_at)
+    matches = ((item, _OWN.fullmatch(item.path)) for item in listed)
+    return {f"{m[1]}/{m['stem']}.parquet": (item, m[m.lastindex or 0]) for item, m in matches if m is not None}
 
 
 def has_remains(store: ObjectStore) -> bool:

@@ -190,7 +190,7 @@ def check_published(layout: LakeLayout, store: ObjectStore, *, read_data: bool) 
         compared = [pluralize(objects, "object")]
         if record.images is not None:
             chunks = compare_images(layout, ledger, store, until=record.catalog.written_at)
-            images, lost = _compare_images(store, chunks, read_data=read_data)
+            images, lost = find_image_damage(store, chunks, read_data=read_data)
             compared.append(pluralize(images, "image"))
             damage |= lost
         hint = f"Delete the damaged objects, then run `scanlake publish --to {store.base_url}`."
@@ -231,7 +231,9 @@ def _compare_objects(store: ObjectStore, record: LatestRecord, *, read_data: boo
     return len(expected) + 1, damage
 
 
-def _compare_images(store: ObjectStore, chunks: Iterable[ImageChunk], *, read_data: bool) -> tuple[int, dict[str, str]]:
+def find_image_damage(
+    store: ObjectStore, chunks: Iterable[ImageChunk], *, read_data: bool
+) -> tuple[int, dict[str, str]]:
     """Compare the images on the target with the rows of the lake that its catalog can have."""
     images, damage = 0, dict[str, str]()
     for chunk in chunks:

@@ -164,7 +164,9 @@ def backup(two_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def restore(backup: Path, folder: Path) -> int:
     """Restore a backup into a folder; the number of files."""
-    return restore_backup(open_folder_or_store(str(backup)), folder)[0].files
+    snapshot = restore_backup(open_folder_or_store(str(backup)), folder).snapshot
+    assert snapshot is not None
+    return snapshot.files
 
 
 def test_a_restore_that_was_killed_is_replaced_by_the_next(backup: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from pipeline.atomic_files import sha256_file
-from pipeline.errors import LakeCorruptedError, PublishConflictError, PublishError
+from pipeline.errors import PublishConflictError, PublishError
 from pipeline.lake.lake import Lake
 from pipeline.lake.purge import purge
 from pipeline.publish import mirror
@@ -123,7 +123,7 @@ def test_a_stop_at_any_write_or_download_is_completed(pictured: PicturedLakes, t
 
 
 def test_a_backup_is_overtaken_or_damaged(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slower of two backups is refused; a lost or changed part is not restored, and nothing is left behind."""
+    """The slower of two backups is refused; a lost or changed part is named and left out, and all others come back."""
     lake, folder, store = history.root, tmp_path / "restored", StoppingStore()
     folder.mkdir()
     backed_up(lake, store)
@@ -140,15 +140,17 @@ def test_a_backup_is_overtaken_or_damaged(history: History, tmp_path: Path, monk
         patch.setattr(store, "create", create_after_another)
         with pytest.raises(PublishConflictError):
             backed_up(lake, store)
+    assert restore_backup(store, folder / "whole").lost == {}
     path = next(item.path for item in store.list("tables/files"))
     content = store.read(path)
     store.delete([path])
-    with pytest.raises(PublishError, match="does not exist"):
-        restore_backup(store, folder)
-    store.create(path, content[:-1] + b"x")
-    with pytest.raises(LakeCorruptedError, match="differs from what was backed up"):
-        restore_backup(store, folder)
-    assert list(folder.iterdir()) == []
+    for problem, other in (("missing", b""), ("damaged", content[:-1] + b"x")):
+        if other:
+            store.create(path, other)
+        assert restore_backup(store, folder / problem).lost == {path: problem}
+        left, whole = ({path.name for path in folder.glob(f"{name}/tables/files/0*")} for name in (problem, "whole"))
+        assert (left < whole, len(whole - left)) == (True, 1), (left, whole, path)
+        assert not (folder / problem / "catalog.duckdb").exists(), "it does not call itself sound"
 
 
 def test_the_commands(history: History, tmp_path: Path) -> None:

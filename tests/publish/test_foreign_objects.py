@@ -142,12 +142,6 @@ def test_a_backup_writes_through_no_link(lake: Path, backup: Path, tmp_path: Pat
 
 
 _TAMPERINGS: dict[str, Any] = {
-    "a ledger elsewhere": {"sha256": "../../victim/file"},
-    "a ledger that is not there": {"sha256": "0" * 63},
-    "a hash with NUL": {"sha256": "\0"},
-    "no JSON": b"\0\0\0",
-    "no text": b'{"lake_id": "\xff"}',
-    "nothing": b"",
     "a trigger": "CREATE TRIGGER more AFTER INSERT ON run BEGIN DELETE FROM part; END;",
     "a further table": "CREATE TABLE more (page TEXT);",
     "a view for a table": "ALTER TABLE share RENAME TO more; CREATE VIEW share AS SELECT * FROM more;",
@@ -165,7 +159,17 @@ _TAMPERINGS: dict[str, Any] = {
     "a text that is not UTF-8": "INSERT INTO run (run_id, command, version, started_at, state, error)"
     " VALUES ('a', 'b', 'c', 1, 'done', CAST(x'ff' AS TEXT));",
 }
-"""What is wrong: keys of the record, the whole record, or a script for the ledger."""
+"""Scripts for the ledger."""
+_RECORDS: dict[str, Any] = {
+    "a ledger elsewhere": {"sha256": "../../victim/file"},
+    "a ledger that is not there": {"sha256": "0" * 64},
+    "a hash that is too short": {"sha256": "0" * 63},
+    "a hash with NUL": {"sha256": "\0"},
+    "no JSON": b"\0\0\0",
+    "no text": b'{"lake_id": "\xff"}',
+    "nothing": b"",
+}
+"""Keys of the record, or the whole record."""
 
 
 def tamper(backup: Path, change: Any) -> None:
@@ -186,7 +190,7 @@ def tamper(backup: Path, change: Any) -> None:
 
 
 def test_a_hostile_backup_becomes_no_lake(made: Path, tmp_path: Path) -> None:
-    """Records and ledgers that scanlake has not written are damage: exit code 9, one line, and no file anywhere."""
+    """Ledgers that scanlake has not written are damage: exit code 9, one line, and no file anywhere."""
     wrong, below, mine = {}, tmp_path / "below", put(tmp_path, "mine")
     below.mkdir()
     for number, (name, change) in enumerate(_TAMPERINGS.items()):
@@ -197,6 +201,20 @@ def test_a_hostile_backup_becomes_no_lake(made: Path, tmp_path: Path) -> None:
         if (answer.code, len(answer.lines), is_hinted, list(below.iterdir())) != (9, 1, True, []) or not mine.exists():
             wrong[name] = answer
     assert wrong == {}
+
+
+def test_a_record_that_leads_to_no_ledger_costs_the_ledger(made: Path, tmp_path: Path) -> None:
+    """Whatever a damaged or hostile record names, the documents come back, and nothing from elsewhere."""
+    expected = sorted(path.name for path in (made / "lake" / "documents").iterdir())
+    put(tmp_path, "victim/file")
+    for number, change in enumerate(_RECORDS.values()):
+        backup = Path(shutil.copytree(made / "backup", tmp_path / f"backup-{number}"))
+        tamper(backup, change)
+        restored = tmp_path / f"restored-{number}"
+        answer = called(tmp_path, "restore", str(backup), str(restored))
+        assert (answer.code, answer.out.startswith("documents restored to ")) == (9, True), answer
+        files = sorted(path.name for path in restored.rglob("*") if path.is_file())
+        assert files == expected, change
 
 
 def test_a_ledger_leads_to_no_file_of_others(lake: Path, tmp_path: Path) -> None:
@@ -230,7 +248,9 @@ def test_a_part_larger_than_recorded_is_not_copied(backup: Path, tmp_path: Path)
     part = next((backup / "tables" / "files" / "data").iterdir())
     part.chmod(0o600)
     os.truncate(part, 10**12)
-    assert "differs from what was backed up" in told(tmp_path, "restore", str(backup), str(restored), code=9)
+    assert f"{part.name}: damaged\n" in told(tmp_path, "restore", str(backup), str(restored), code=9)
+    assert not list((restored / "tables" / "files").iterdir())
+    shutil.rmtree(restored)
     part.unlink()
     part.symlink_to("/dev/zero")
     assert "leads out of the folder" in told(tmp_path, "restore", str(backup), str(restored), code=8)
@@ -243,9 +263,9 @@ def test_a_record_of_gigabytes_is_not_read(lake: Path, backup: Path, tmp_path: P
     record.chmod(0o600)
     os.truncate(record, 3 * 10**9)
     with patch.object(LocalStore, "read_versioned", side_effect=AssertionError):
-        for command in (("restore", str(backup), str(tmp_path / "restored")), ("backup", str(backup))):
-            assert f"{backup}/latest.json is damaged: it has 3,000,000,000 bytes." in told(lake, *command, code=9)
-    assert not (tmp_path / "restored").exists()
+        problem = f"{backup}/latest.json is damaged: it has 3,000,000,000 bytes."
+        assert problem in told(lake, "backup", str(backup), code=9)
+        assert "latest.json: damaged\n" in told(lake, "restore", str(backup), str(tmp_path / "restored"), code=9)
 
 
 def test_only_files_of_a_restore_are_replaced(backup: Path, tmp_path: Path) -> None:
