@@ -32,8 +32,9 @@ from msgspec import Struct
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command
+from typer.models import TyperPath
 
-from pipeline.command_options import ALL_SOURCES_PARAMETER, GlobalOptions, check_option_rules
+from pipeline.command_options import ALL_SOURCES_PARAMETER, GlobalOptions, Location, check_option_rules
 from pipeline.errors import (
     EXIT_CODE_MEANINGS,
     BugError,
@@ -120,6 +121,7 @@ _STREAM_ERRORS: Final = {"stdin": "strict", "stdout": "backslashreplace", "stder
 
 def _run(arguments: list[str]) -> int:
     try:
+        _refuse_bytes(arguments)
         _refuse_token(arguments)
         code = _describe_types(get_command(app)).main(args=arguments, prog_name=NAME, standalone_mode=False)
         sys.stdout.flush()
@@ -209,8 +211,13 @@ def _to_click(name: str, function: Callable[..., Any], command: Command) -> Any:
 
 
 def _describe_types(command: Any) -> Any:
-    """Name the types of a command's options in plain words: NUMBER, not `<float range>`; nothing for a flag."""
+    """Name the types of a command's options in plain words: NUMBER, not `<float range>`; nothing for a flag.
+
+    Every path becomes a `Location`.
+    """
     for parameter in command.params:
+        if type(parameter.type) is TyperPath:
+            parameter.type = Location()
         if parameter.param_type_name == "argument":
             parameter.type = copy.copy(parameter.type)
             parameter.type.get_metavar = lambda param, ctx: ""  # noqa: ARG005 - its name is enough
@@ -323,6 +330,23 @@ app.callback(invoke_without_command=True)(_root)
 # Failures
 
 _TOKEN_IN_BASE_URL: Final = re.compile(r"\bbase_url=\S*[?&]token=[^&]")
+
+
+_TEXT_VARIABLES: Final = re.compile(r"(SCANLAKE|PYICEBERG)_.*|HOME|TMPDIR|LOGNAME|USER", re.IGNORECASE | re.DOTALL)
+"""Names of the variables whose values become paths and texts of scanlake."""
+
+
+def _refuse_bytes(arguments: list[str]) -> None:
+    """Raise `SettingsError` for bytes that are no UTF-8 text: the only place where bytes of others come in."""
+    texts = {f"Argument {number}": text for number, text in enumerate(arguments, start=1)}
+    texts |= {name: name + value for name, value in os.environ.items() if _TEXT_VARIABLES.fullmatch(name)}
+    with suppress(OSError):  # a command that needs no folder runs in one that was deleted, too
+        texts["The current folder"] = os.getcwd()  # noqa: PTH109 - text alone
+    for subject, text in texts.items():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise SettingsError(f"{subject} is not UTF-8 text.", hint="Use UTF-8 text.") from None
 
 
 def _refuse_token(arguments: list[str]) -> None:

@@ -8,15 +8,17 @@ text comes from the declaration, so that no command writes its own.
 import inspect
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Self, get_args
 
 import typer
 from msgspec import Struct
 from msgspec.structs import asdict, replace
+from typer.models import TyperPath
 
 from pipeline.errors import SettingsError
+from pipeline.locations import parse_path
 from schemas.timestamps import DAY, SECOND, parse_instant
 
 
@@ -65,6 +67,22 @@ ReadDataOption = Annotated[
 ]
 """The option of `check` and `repair`."""
 
+
+class Location(TyperPath):
+    """The type of a parameter that is a location: one function of `locations` parses its values."""
+
+    def __init__(self, parse: Callable[[str], str | Path] = parse_path) -> None:
+        super().__init__()
+        self.parse = parse
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return what was typed as a location; a default is one already. Fails as typer's own types do."""
+        try:
+            return value if isinstance(value, Path) else self.parse(value)
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+
+
 ALL_SOURCES_PARAMETER: Final = inspect.Parameter(
     "all_sources",
     inspect.Parameter.KEYWORD_ONLY,
@@ -83,29 +101,19 @@ def _option(*names: str, help: str, **options: Any) -> Any:  # noqa: A002 - type
     return typer.Option(*names, help=help, rich_help_panel=_PANEL, show_default=False, **options)
 
 
-def _parse_path(text: str) -> Path:
-    """Refuse an empty path, for example from an unset variable: it would mean the current folder."""
-    if not text.strip():
-        raise typer.BadParameter("is empty; give a path")
-    return Path(text)
-
-
-_PATH_OPTION: Final = {"parser": _parse_path, "metavar": "PATH"}
-
-
 class GlobalOptions(Struct, frozen=True):
     """Values of the global options; `None`, `False` and 0 mean that an option was not given."""
 
     config: Annotated[
         Path | None,
-        _option("--config", help="Settings file. Default: SCANLAKE_CONFIG, or ./scanlake.toml.", **_PATH_OPTION),
+        _option("--config", help="Settings file. Default: SCANLAKE_CONFIG, or ./scanlake.toml."),
     ] = None
     source: Annotated[
         str | None, _option("--source", metavar="NAME", help="Source in the settings file. Default: SCANLAKE_SOURCE.")
     ] = None
     lake: Annotated[
         Path | None,
-        _option("--lake", help="Folder of the lake. Default: lake, beside the settings file.", **_PATH_OPTION),
+        _option("--lake", help="Folder of the lake. Default: lake, beside the settings file."),
     ] = None
     set_values: Annotated[
         list[str] | None,
@@ -118,7 +126,7 @@ class GlobalOptions(Struct, frozen=True):
     verbosity: Annotated[int, _option("-v", "--verbose", count=True, help="Log every step.")] = 0
     log_json: Annotated[bool, _option("--log-json", help="Log JSON lines to stderr.")] = False
     log_file: Annotated[
-        Path | None, _option("--log-file", help="Also log to this file, as JSON lines with tracebacks.", **_PATH_OPTION)
+        Path | None, _option("--log-file", help="Also log to this file, as JSON lines with tracebacks.")
     ] = None
 
     def merged_over(self, outer: Self) -> Self:

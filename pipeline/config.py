@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from pipeline.errors import SettingsError
+from pipeline.locations import parse_path
 from pipeline.settings import (
     PATH_SETTINGS,
     PREFIX,
@@ -224,8 +225,22 @@ def _refuse_bad_names(tables: Iterable[str], path: Path) -> None:
 # The file and the environment
 
 
+def named_file(config: Path | None) -> Path | None:
+    """Return the settings file that --config or SCANLAKE_CONFIG names; None if neither is given."""
+    text = os.environ.get("SCANLAKE_CONFIG")
+    return to_path("SCANLAKE_CONFIG", text) if config is None and text else config
+
+
+def to_path(origin: str, value: Any) -> Path:
+    """Return a path of the environment or of a file. Raises `SettingsError` that names its origin."""
+    try:
+        return parse_path(value if isinstance(value, str) else "\0")
+    except ValueError as error:
+        raise SettingsError(f"{origin} {error}.") from None
+
+
 def _config_path(config: Path | None) -> Path | None:
-    path = config or (Path(os.environ["SCANLAKE_CONFIG"]) if os.environ.get("SCANLAKE_CONFIG") else None)
+    path = named_file(config)
     if path is None:
         default = Path(CONFIG_NAME)
         return default if default.is_file() else None
@@ -239,7 +254,7 @@ def _read_file(path: Path | None) -> tuple[dict[str, Any], dict[str, dict[str, A
     if path is None:
         return {}, {}
     try:
-        top = tomllib.loads(path.read_text(encoding="utf-8"))
+        top = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError:
         raise SettingsError(f"{path}: not UTF-8.", hint="Save the file as UTF-8.") from None
     except OSError as error:
@@ -257,14 +272,7 @@ def _read_file(path: Path | None) -> tuple[dict[str, Any], dict[str, dict[str, A
         if "token" in values:
             raise SettingsError(f"{path}: the token must not be in a settings file.", hint=token_hint())
         for name in PATH_SETTINGS & values.keys():
-            text = values[name]
-            if not isinstance(text, str) or not text.strip() or "\0" in text:
-                problem = "is empty" if isinstance(text, str) and not text.strip() else "must be a path"
-                raise SettingsError(f"{name} ({path}) {problem}.", hint="Set a path, or delete the line.")
-            try:
-                values[name] = path.parent / Path(text).expanduser()
-            except RuntimeError:
-                raise SettingsError(f"{name} ({path}): ~ is no known folder.", hint="Write the whole path.") from None
+            values[name] = path.parent / to_path(f"{name} ({path})", values[name])
     return top, tables
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -17,11 +16,13 @@ from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import encode_result
 from pipeline.lake.lake_folder import missing_catalog_error, require_own_file
 from pipeline.lake.layout import LakeLayout
+from pipeline.locations import encode_path
 from pipeline.settings import SETTINGS, Settings, load_token
 from pipeline.tokens import tokens_in_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from types import UnionType
 
 
@@ -63,10 +64,11 @@ class CommandContext(GlobalOptions, frozen=True):
 
     def to_argv(self) -> list[str]:
         """Return the global options as words for a child process, without `--json`."""
-        named = {"config": self.config, "source": self.source, "lake": self.lake, "log-file": self.log_file}
+        paths = {"config": self.config, "lake": self.lake, "log-file": self.log_file}
         flags = {"quiet": self.quiet, "log-json": self.log_json}
         return [
-            *(word for name, value in named.items() if value is not None for word in (f"--{name}", str(value))),
+            *(word for name, path in paths.items() if path is not None for word in (f"--{name}", encode_path(path))),
+            *(["--source", self.source] if self.source is not None else []),
             *(word for text in self.set_values or () for word in ("--set", text)),
             *(f"--{name}" for name, value in flags.items() if value),
             *["--verbose"] * self.verbosity,
@@ -121,8 +123,8 @@ def create_context(options: GlobalOptions, result_type: type | UnionType | None 
     logs.register_secrets(*tokens_in_environment())
     lake = context.lake or SETTINGS["lake"].default
     if context.log_file is not None:
-        with suppress(SettingsError):  # which the command reports, if it needs settings
-            lake = Path(context.load_layers().merge()["lake"])
+        with suppress(SettingsError, ValueError):  # which the command reports, if it needs settings
+            lake = SETTINGS["lake"].parse(context.load_layers().merge()["lake"])
     context.start_log(context.log_file, lake)
     return context
 

@@ -19,9 +19,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from pipeline.errors import SettingsError, refuse_unreadable
+from pipeline.locations import parse_path, parse_store_url
 from pipeline.logs import log
 from pipeline.tokens import Secret, find_token_problem
-from pipeline.urls import API_PREFIX, normalize_base_url, parse_store_url, validate_proxy_url, validate_url
+from pipeline.urls import API_PREFIX, normalize_base_url, validate_proxy_url, validate_url
 from schemas.includes import INCLUDES, Include
 
 PREFIX: Final = "SCANLAKE_"
@@ -57,23 +58,19 @@ def _sort_includes(names: tuple[Include, ...]) -> tuple[Include, ...]:
     return tuple(name for name in INCLUDES if name in names)
 
 
-def _check_path_has_no_pattern(path: Any) -> Any:
-    """Return the path of a folder unchanged. DuckDB reads some characters as a pattern."""
-    if isinstance(path, str) and not path.strip():
-        raise ValueError("is empty; give a folder, or . for the current folder")
-    if isinstance(path, str | Path) and re.search(r"[*?\[\\]", str(Path(path).absolute())):
-        raise ValueError("contains * ? [ or \\, which DuckDB reads as a pattern; use another folder")
-    return path
-
-
 def _check_notify_url(url: Secret) -> Secret:
     """Return the URL unchanged. It can have a query."""
     validate_url(url.reveal().partition("?")[0])
     return url
 
 
-def _resolve_parents(path: Path) -> Path:
-    """Return the path without `..`. Links before the last `..` are followed, later ones stay."""
+def _check_lake(path: Path) -> Path:
+    """Return the lake's path without `..`. Links before the last `..` are followed, later ones stay.
+
+    DuckDB reads some characters as a pattern.
+    """
+    if re.search(r"[*?\[\\]", str(path.absolute())):
+        raise ValueError("contains * ? [ or \\, which DuckDB reads as a pattern; use another folder")
     if ".." not in path.parts:
         return path
     end = len(path.parts) - path.parts[::-1].index("..")
@@ -112,7 +109,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     lake: Annotated[
         Path,
         "Folder of the lake, by default beside the settings file. Readers open its catalog.duckdb.",
-        Rule(prepare=_check_path_has_no_pattern, check=_resolve_parents),
+        Rule(check=_check_lake),
     ] = Path("lake")
     log_file: Annotated[
         Path | None, "Log file: JSON lines with tracebacks, mode 600, limited in size.", Rule("scanlake.log")
@@ -204,7 +201,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         str | None,
         "URL below which the Iceberg tables are. Unset: the one of --iceberg, or as the catalog chooses. "
         "The catalog is the one named scanlake in the configuration of pyiceberg; without one iceberg.json names them.",
-        Rule("s3://bucket/lake"),
+        Rule("s3://bucket/lake", check=parse_store_url),
     ] = None
     iceberg_namespace: Annotated[
         str,
@@ -263,6 +260,8 @@ class Setting(Struct, frozen=True):
         """Return a value of the type. Raises `ValueError` with a text that follows the setting's name."""
         if value is None and self.default is None:
             return None
+        if self.type is Path and isinstance(value, str):
+            value = parse_path(value)
         if self.rule.prepare is not None:
             value = self.rule.prepare(value)
         try:
@@ -359,7 +358,7 @@ def load_token(settings: Settings, *, variable: str = TOKEN_VARIABLE) -> str:
         raise SettingsError("No token is set.", hint=hint)
     path = settings.token_file
     with refuse_unreadable(f"token_file {path}", hint=hint):
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         mode = path.stat().st_mode
     if mode & (stat.S_IROTH | stat.S_IWOTH):
         log.warning("token_file.open_to_all", path=str(path), hint=f"chmod 600 {path}")
@@ -386,7 +385,8 @@ Settings of scanlake. scanlake reads ./scanlake.toml, or the file that --config 
 
 All settings with their defaults, commented out. Each can also be set as an environment variable SCANLAKE_<NAME> \
 (SCANLAKE_MAX_CONCURRENCY=16), or for one command by --set NAME=VALUE (--set max_concurrency=16). Options \
-override variables, and variables override this file. Relative paths start at the folder of this file.
+override variables, and variables override this file. Relative paths start at the folder of this file; ~ is the home \
+folder.
 
 The token must not be in this file. Put it into SCANLAKE_TOKEN, or into a file of mode 600 that token_file names."""
 SECTIONS: Final = {

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 API_PREFIX: Final = "/api/v2"
-_CLOUD_SCHEMES: Final = frozenset({"s3", "gs", "az"})
 _HOST: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,252}[A-Za-z0-9])?\.?", re.ASCII)
 _NUMBER: Final = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)\.?", re.IGNORECASE)
 _KEPT_HOSTS: Final = 256  # a crawl asks for the same few hosts again and again
@@ -109,29 +108,6 @@ def normalize_base_url(url: str) -> str:
         raise ValueError("must not have `.`, `..` or `//` in its path")
     netloc = join_host_port(normalize_host(parts.hostname or ""), parts.port)
     return f"{parts.scheme}://{netloc}{quote(path, safe='/%-._~!$&()*+,;=:@')}"
-
-
-def parse_store_url(url: str) -> str:
-    """Return the URL of an object store without a slash at the end: s3://, gs://, az:// or file://.
-
-    Raises ValueError with a predicate ("must ..."), which never shows the URL, because it may have credentials.
-    """
-    try:
-        parts = urlsplit(url)
-        has_credentials = bool(parts.username or parts.password or parts.query or parts.fragment)
-    except ValueError:
-        raise ValueError("must be a URL such as s3://bucket/prefix") from None
-    if has_credentials:
-        raise ValueError("must have no credentials, query or fragment; put credentials into the environment")
-    is_file = parts.scheme == "file" and not parts.netloc and parts.path.startswith("/") and parts.path.strip("/")
-    is_cloud = parts.scheme in _CLOUD_SCHEMES and parts.netloc
-    path = parts.path[1:].rstrip("/")
-    has_plain_path = not path or not {"", ".", ".."} & set(path.split("/"))
-    if not (is_file or is_cloud) or not has_plain_path:
-        raise ValueError("must be a URL such as s3://bucket/prefix, gs://, az:// or file:///folder")
-    if wrong := re.search(r"['\"*?\[\]\\%]|[^!-~]", url):
-        raise ValueError(f"must not have the character {wrong[0]!r}")
-    return url.rstrip("/")
 
 
 def validate_proxy_url(url: str) -> str:

@@ -4,11 +4,13 @@ from typing import Annotated, Final
 
 import typer
 
+from pipeline.command_options import Location
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
+from pipeline.locations import parse_location
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, complete_catalog, mirror_lake
-from pipeline.publish.stores import open_folder_or_store
+from pipeline.publish.stores import open_location
 from pipeline.publish_outcome import format_mirror
 from schemas.timestamps import now_us
 
@@ -23,6 +25,7 @@ def run(
         str,
         typer.Argument(
             metavar="DIR|URL",
+            click_type=Location(parse_location),
             help="Folder: empty, new, or with a backup of this lake; or a URL: s3://, gs://, az://, file://.",
         ),
     ],
@@ -44,7 +47,7 @@ def run(
     them fetches them again with `scanlake images`. An image that is damaged in the lake does not stop a backup: the
     exit code is 9.
     """
-    store = open_folder_or_store(folder)
+    store = open_location(folder)
     with open_writable_lake(context.settings(), "backup") as lake:
         complete_catalog(lake, at=now_us())
         result = mirror_lake(lake, store, MirrorOptions(images=with_images, backup=True), at=now_us())

@@ -20,6 +20,7 @@ from pipeline.child_commands import run_command, start_command
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.lake.duckdb import read_database
+from pipeline.locations import encode_path
 from pipeline.pages.browse import DOCUMENTED_QUERIES
 from pipeline.process import run_async
 
@@ -98,7 +99,7 @@ async def _show_workflow(service: _Service, folder: Path, files: int) -> None:
     await _scanlake(service, lake, "verify")
     _print("\n4. An auditor needs the PDFs of the closed files of the last 90 days, in a folder with a manifest.")
     where = "closed AND updated_at > utc_now() - INTERVAL 90 DAY"
-    await _scanlake(service, lake, "report", "--where", where, "--out", str(folder / "audit"))
+    await _scanlake(service, lake, "report", "--where", where, "--out", encode_path(folder / "audit"))
     _print(f"   {folder / 'audit' / 'index.html'} lists the files; `sha256sum -c SHA256SUMS` verifies the folder.")
 
 
@@ -107,7 +108,7 @@ def _suggest_commands(lake: Path) -> list[list[str]]:
     scanlake, duckdb, python = map(_find_program, ("scanlake", "duckdb", "python"))
     catalog = str(lake / "catalog.duckdb")
     return [
-        [scanlake, "--lake", str(lake), "query", "FROM meta.freshness"],
+        [scanlake, "--lake", encode_path(lake), "query", "FROM meta.freshness"],
         [duckdb, "-readonly", catalog],
         [python, "-c", f"import duckdb; duckdb.connect({catalog!r}, read_only=True).sql('FROM files').show()"],
     ]
@@ -138,7 +139,8 @@ def _reset_folder(folder: Path) -> None:
 async def _scanlake(service: _Service, lake: Path, *arguments: str) -> None:
     """Run a command in a separate process, as a user does, and print its output without its log."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SCANLAKE_")}
-    environment |= {"SCANLAKE_BASE_URL": service.base_url, "SCANLAKE_TOKEN": service.token, "SCANLAKE_LAKE": str(lake)}
+    environment |= {"SCANLAKE_BASE_URL": service.base_url, "SCANLAKE_TOKEN": service.token}
+    environment["SCANLAKE_LAKE"] = encode_path(lake)
     _print(f"   $ scanlake {shlex.join(arguments)}")
     result = await run_command(arguments, variables=environment, on_line=lambda _: None)
     if result.code:

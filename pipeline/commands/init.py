@@ -14,7 +14,7 @@ from msgspec import Struct
 from pipeline import logs
 from pipeline.atomic_files import write_file
 from pipeline.client.probe import ServiceProbe, probe_service
-from pipeline.config import CONFIG_NAME, SettingsLayers, load_environment
+from pipeline.config import CONFIG_NAME, SettingsLayers, load_environment, named_file, to_path
 from pipeline.context import CommandContext
 from pipeline.errors import (
     AuthenticationError,
@@ -26,6 +26,7 @@ from pipeline.errors import (
     refuse_unreadable,
 )
 from pipeline.formatting import pluralize
+from pipeline.locations import encode_path
 from pipeline.process import run_async
 from pipeline.settings import TOKEN_VARIABLE, render_settings_file, validate_token
 from pipeline.urls import API_PREFIX, is_loopback
@@ -74,7 +75,7 @@ def run(
             f"--set {name}: init writes only base_url and token_file.",
             hint="Use --lake for the lake's folder, and write other settings into the file.",
         )
-    config = context.config or Path(os.environ.get("SCANLAKE_CONFIG") or CONFIG_NAME)
+    config = named_file(context.config) or Path(CONFIG_NAME)
     base_url = _find_given(context, "base_url")
     base_url = None if base_url is None else validate_address(base_url)
     token, token_file, is_new = _find_token(context, config)
@@ -95,7 +96,7 @@ def run(
         _write_new_file(token_file, f"{token}\n", mode=_PRIVATE, force=force)
         written.append(token_file)
     _write_new_file(config, render_settings_file(values), mode=_SETTINGS_FILE_MODE, force=force)
-    option = "" if config == Path(CONFIG_NAME) else f" --config {config}"
+    option = "" if config == Path(CONFIG_NAME) else f" --config {encode_path(config)}"
     result = InitResult(
         written=written,
         token="environment" if token_file is None else str(token_file),
@@ -114,10 +115,10 @@ def _find_given(context: CommandContext, name: str) -> str | None:
 def _find_token(context: CommandContext, config: Path) -> tuple[str | None, Path | None, bool]:
     """Return the given token, the file that has it or shall have it (None: the environment), and if that is new."""
     path = _find_given(context, "token_file")
-    file = None if path is None else Path(path)
+    file = None if path is None else to_path("token_file", path)
     if file is not None and file.exists():
         with refuse_unreadable(f"token_file {file}", hint="Correct the file, or use another file."):
-            text = file.read_text(encoding="utf-8")
+            text = file.read_text(encoding="utf-8-sig")
         return validate_token(text.strip(), f"token_file {file}"), file, False
     token = os.environ.get(TOKEN_VARIABLE) or None
     if token is not None:
@@ -205,7 +206,7 @@ def _format_result(result: InitResult, token_file: Path | None) -> str:
 def _relative_to(config: Path, path: Path) -> str:
     """Return the path relative to the settings file if it is below its folder, otherwise the absolute path."""
     folder, absolute = Path(os.path.abspath(config.parent)), Path(os.path.abspath(path))  # noqa: PTH100 - keeps links
-    return str(absolute.relative_to(folder)) if absolute.is_relative_to(folder) else str(absolute)
+    return encode_path(absolute.relative_to(folder) if absolute.is_relative_to(folder) else absolute)
 
 
 def _refuse_impossible(path: Path) -> None:

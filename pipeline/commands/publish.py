@@ -5,9 +5,11 @@ from typing import Annotated, Final
 import typer
 from msgspec import Struct
 
+from pipeline.command_options import Location
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_bytes, pluralize
+from pipeline.locations import parse_store_url
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish.iceberg import IcebergResult, has_iceberg_tables, publish_iceberg_tables
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, complete_catalog, mirror_lake
@@ -32,7 +34,12 @@ def run(
     context: CommandContext,
     *,
     to: Annotated[
-        str | None, typer.Option(metavar="URL", help="Target: s3://, gs://, az:// or file://. Default: publish_to.")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            click_type=Location(parse_store_url),
+            help="Target: s3://, gs://, az:// or file://. Default: publish_to.",
+        ),
     ] = None,
     iceberg: Annotated[
         bool,

@@ -99,7 +99,7 @@ def run(
         Excludes("--ids", "--reference"),
     ] = None,
     ids: Annotated[
-        str | None,
+        Path | None,
         _selection_option(metavar="FILE", help="Select files by id: one per line; - reads stdin."),
         Excludes("--reference"),
     ] = None,
@@ -195,7 +195,7 @@ def run(
 def _parse_selection(
     where: str | None,
     sql: str | None,
-    ids: str | None,
+    ids: Path | None,
     references: list[str] | None,
     group_by: str | None,
     *,
@@ -209,12 +209,12 @@ def _parse_selection(
     return Selection(kind, where or sql or "", listed_ids, tuple(references or ()), group_by, per_file)
 
 
-def _read_ids(source: str) -> tuple[int, ...]:
-    if source == "-":
+def _read_ids(source: Path) -> tuple[int, ...]:
+    if source == Path("-"):
         return read_ids(sys.stdin, "--ids -")
     with (
         refuse_unreadable(f"--ids {source}", hint="Use a text file with one id per line."),
-        Path(source).open(encoding="utf-8-sig") as lines,
+        source.open(encoding="utf-8-sig") as lines,
     ):
         return read_ids(lines, f"--ids {source}")
 

@@ -7,11 +7,13 @@ from typing import Annotated, Final
 import typer
 from msgspec import Struct
 
+from pipeline.command_options import Location
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
+from pipeline.locations import parse_location
 from pipeline.publish.restore import restore_backup
-from pipeline.publish.stores import open_folder_or_store
+from pipeline.publish.stores import open_location
 
 GROUP: Final = "Maintain the lake"
 
@@ -37,7 +39,12 @@ def run(
     context: CommandContext,
     *,
     origin: Annotated[
-        str, typer.Argument(metavar="DIR|URL", help="The backup: a folder, or s3://, gs://, az://, file://.")
+        str,
+        typer.Argument(
+            metavar="DIR|URL",
+            click_type=Location(parse_location),
+            help="The backup: a folder, or s3://, gs://, az://, file://.",
+        ),
     ],
     folder: Annotated[
         Path | None, typer.Argument(metavar="LAKE", help="Folder for the lake. Default: the lake of the settings.")
@@ -52,7 +59,7 @@ def run(
     or the ledger from the documents, and the next sync fetches the files whose documents are lost. Images come back if
     the backup has them; the next `scanlake images` fetches the others.
     """
-    target, store = folder or context.settings().lake, open_folder_or_store(origin)
+    target, store = folder or context.settings().lake, open_location(origin)
     restored = restore_backup(store, target)
     snapshot, lost, images_lost = restored.snapshot, restored.lost, restored.images_lost
     files, number = (snapshot.files, snapshot.snapshot) if snapshot is not None else (None, None)

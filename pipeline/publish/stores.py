@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 from pipeline.atomic_files import READ_ONLY, atomic_write, clone_file, is_temp_file, lock_file, sha256_file
 from pipeline.errors import MissingBucketError, PublishConflictError, PublishError, SettingsError
+from pipeline.locations import parse_store_url
 from pipeline.publish.object_store import ObjectStore, StoredObject
-from pipeline.urls import parse_store_url
 
 try:  # the extra `lakehouse`
     import obstore
@@ -89,9 +89,9 @@ _BY_TEXT: Final = (
 _URL_HINT: Final = "Use a URL such as s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///folder."
 
 
-def open_folder_or_store(target: str) -> ObjectStore:
-    """Return the object store below a URL, or that of a folder, which need not exist."""
-    return open_store(target) if "://" in target else LocalStore(Path(target).absolute())
+def open_location(location: str) -> ObjectStore:
+    """Return the object store at what `parse_location` returned. A folder need not exist. Nothing is sent."""
+    return LocalStore(Path(location)) if location.startswith("/") else open_store(location)
 
 
 def open_store(url: str) -> ObjectStore:

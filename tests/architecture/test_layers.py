@@ -32,7 +32,7 @@ LAYERS: Final = (
     {"progress", "settings", "command_options"},
     {"logs"},
     {"log_events"},
-    {"errors", "version", "formatting", "atomic_files", "tokens", "urls", "stop_signals"},
+    {"errors", "version", "formatting", "atomic_files", "locations", "tokens", "urls", "stop_signals"},
 )
 """From top to bottom. A unit may import units below it, never units of its own layer; schemas is below all."""
 

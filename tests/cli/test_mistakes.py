@@ -72,7 +72,7 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("status --lake ''", "'--lake': is empty; give a path."),
     ("status --config ''", "'--config': is empty; give a path."),
     ("status --log-file ''", "'--log-file': is empty; give a path."),
-    ("status --set lake=", "is empty; give a folder, or . for the current folder"),
+    ("status --set lake=", "--lake is empty; give a path."),
     ("--lake 'a?b' sync", "which DuckDB reads as a pattern"),
     ("SCANLAKE_LAKE='a*b/lake' status", "which DuckDB reads as a pattern"),
     ("status --lake 'a[1]'", "which DuckDB reads as a pattern"),

@@ -50,6 +50,13 @@ def test_the_lake_has_one_path_from_every_folder(tmp_path: Path, monkeypatch: py
     assert load(None, {"lake": "../home/lake"}).lake == expected
 
 
+def test_a_byte_order_mark_is_no_text(canary: str) -> None:
+    """An editor's mark at the start of the settings file and of the token file is left out."""
+    settings = load(write('\ufefftoken_file = "token"'), {})
+    write(f"\ufeff{canary}\n", "token")
+    assert load_token(settings) == canary
+
+
 def test_includes_stand_in_the_interfaces_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Includes may be given in any order, as text or as a list, and come out in one."""
     for given, expected in (("forms, uploads", ("uploads", "forms")), ("all", INCLUDES), ("none", ())):

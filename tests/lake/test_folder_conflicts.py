@@ -18,7 +18,7 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS
 from pipeline.lake.ledger_queries import RunRecord
 from pipeline.publish.restore import restore_backup
-from pipeline.publish.stores import open_folder_or_store
+from pipeline.publish.stores import open_location
 from tests.lake.corruption import checked, parts
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, facts, undeclared_parts
@@ -164,7 +164,7 @@ def backup(two_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def restore(backup: Path, folder: Path) -> int:
     """Restore a backup into a folder; the number of files."""
-    snapshot = restore_backup(open_folder_or_store(str(backup)), folder).snapshot
+    snapshot = restore_backup(open_location(str(backup)), folder).snapshot
     assert snapshot is not None
     return snapshot.files
 
