@@ -8,8 +8,11 @@ service, one lake or one token does not override the value in a source's table, 
 from __future__ import annotations
 
 import difflib
+import grp
 import os
+import pwd
 import re
+import stat
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from pipeline.errors import SettingsError
-from pipeline.locations import parse_path
+from pipeline.locations import encode_path, parse_path
 from pipeline.settings import (
     PATH_SETTINGS,
     PREFIX,
@@ -30,7 +33,7 @@ from pipeline.settings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 CONFIG_NAME: Final = "scanlake.toml"
 TABLES: Final = "sources"
@@ -120,8 +123,7 @@ def load(config: Path | None, overrides: Mapping[str, Any], *, source: str | Non
 def load_layers(config: Path | None, overrides: Mapping[str, Any], *, source: str | None = None) -> SettingsLayers:
     """Load the layers of one source, or of a file without sources. Raises `SettingsError`."""
     flags = {name: value for name, value in overrides.items() if value is not None}
-    path = _config_path(config)
-    top, tables = _read_file(path)
+    path, top, tables = _read_file(config)
     environment = _read_environment(tables)
 
     def layer(name: str | None) -> SettingsLayers:
@@ -162,7 +164,7 @@ def load_environment(base_url: str) -> Settings:
 
 def source_names(config: Path | None) -> list[str]:
     """Return the sources in the order of the settings file; empty without sources or without a file."""
-    return list(_read_file(_config_path(config))[1])
+    return list(_read_file(config)[2])
 
 
 def load_all_sources(config: Path | None) -> dict[str, Settings]:
@@ -239,22 +241,50 @@ def to_path(origin: str, value: Any) -> Path:
         raise SettingsError(f"{origin} {error}.") from None
 
 
-def _config_path(config: Path | None) -> Path | None:
+def require_own_settings(path: Path, status: os.stat_result) -> None:
+    """Raise `SettingsError` unless only this user or root can have written a settings file that was found.
+
+    The file decides where the token is sent. Its group may write it if it is the user's private one, which has the
+    user's name: then a umask of 002 is usual.
+    """
+    owner = _find_name(pwd.getpwuid, status.st_uid)
+    others = stat.S_IWOTH if _find_name(grp.getgrgid, status.st_gid) == owner else stat.S_IWOTH | stat.S_IWGRP
+    hint = f"If you trust it, use --config {encode_path(path)}."
+    if {status.st_uid, path.lstat().st_uid} - {os.geteuid(), 0}:
+        raise SettingsError(f"{path} belongs to {owner}, not to you.", hint=hint)
+    if status.st_mode & others:
+        mode = stat.S_IMODE(status.st_mode)
+        raise SettingsError(f"{path} of {owner} can be changed by other users (mode {mode:o}).", hint=hint)
+
+
+def _find_name(find: Callable[[int], Any], number: int) -> str:
+    try:
+        return str(find(number)[0])
+    except KeyError:  # an id without a name, as in a container
+        return str(number)
+
+
+def _find_file(config: Path | None) -> tuple[Path | None, bool]:
+    """Return the settings file, None without one, and whether it was named."""
     path = named_file(config)
     if path is None:
         default = Path(CONFIG_NAME)
-        return default if default.is_file() else None
+        return (default if default.is_file() else None), False
     if not path.is_file():
         raise SettingsError(f"Settings file {path}: not found.", hint="Correct --config or SCANLAKE_CONFIG.")
-    return path
+    return path, True
 
 
-def _read_file(path: Path | None) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the settings above the tables, and the tables of the sources; nothing without a file."""
+def _read_file(config: Path | None) -> tuple[Path | None, dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the settings file, the settings above its tables, and the tables of the sources; nothing without one."""
+    path, is_named = _find_file(config)
     if path is None:
-        return {}, {}
+        return None, {}, {}
     try:
-        top = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        with path.open("rb") as file:
+            if not is_named:
+                require_own_settings(path, os.fstat(file.fileno()))
+            top = tomllib.loads(file.read().decode().removeprefix("\ufeff"))
     except UnicodeDecodeError:
         raise SettingsError(f"{path}: not UTF-8.", hint="Save the file as UTF-8.") from None
     except OSError as error:
@@ -273,7 +303,7 @@ def _read_file(path: Path | None) -> tuple[dict[str, Any], dict[str, dict[str, A
             raise SettingsError(f"{path}: the token must not be in a settings file.", hint=token_hint())
         for name in PATH_SETTINGS & values.keys():
             values[name] = path.parent / to_path(f"{name} ({path})", values[name])
-    return top, tables
+    return path, top, tables
 
 
 def _read_environment(tables: Iterable[str]) -> dict[str, str]:

@@ -200,7 +200,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     iceberg_location: Annotated[
         str | None,
         "URL below which the Iceberg tables are. Unset: the one of --iceberg, or as the catalog chooses. "
-        "The catalog is the one named scanlake in the configuration of pyiceberg; without one iceberg.json names them.",
+        "Variables PYICEBERG_CATALOG__SCANLAKE__* set the catalog; without them iceberg.json names the tables.",
         Rule("s3://bucket/lake", check=parse_store_url),
     ] = None
     iceberg_namespace: Annotated[

@@ -52,9 +52,9 @@ def run(
     publish is completed by the next one. With publish_images, the path of an image in the lake is also its path below
     the URL.
 
-    With --iceberg, if iceberg_location is set, or if pyiceberg has a catalog named scanlake, engines such as Spark
-    read the parts as Iceberg tables, to which only what is new is uploaded. Without iceberg_location they are at the
-    URL of --to or publish_to.
+    With --iceberg, if iceberg_location is set, or if variables PYICEBERG_CATALOG__SCANLAKE__* set a catalog, engines
+    such as Spark read the parts as Iceberg tables, to which only what is new is uploaded. Without iceberg_location they
+    are at the URL of --to or publish_to.
 
     Exit codes: 0 done, 8 the object storage failed or refused, 5 another publisher was faster, 2 wrong settings,
     9 an image is damaged (the rest is published).

@@ -48,19 +48,29 @@ class IcebergResult(Struct, frozen=True):
 
 
 def has_iceberg_tables(settings: Settings) -> bool:
-    """Return whether the settings name a place of Iceberg tables, or pyiceberg's configuration their catalog."""
+    """Return whether the settings name a place of Iceberg tables, or variables of pyiceberg their catalog."""
     return settings.iceberg_location is not None or read_catalog_properties() is not None
 
 
 def read_catalog_properties() -> dict[str, str] | None:
-    """Return the properties of the catalog scanlake in pyiceberg's own configuration; None without one."""
+    """Return the properties of the catalog scanlake in the variables of pyiceberg; None without any."""
     try:
-        properties = importlib.import_module("pyiceberg.utils.config").Config().get_catalog_config("scanlake")
+        properties = _import_configuration()().get_catalog_config("scanlake")
     except ModuleNotFoundError:  # without it the lake has no Iceberg tables
         return None
-    except Exception as error:  # classes of its parser, which is not imported
-        raise SettingsError("pyiceberg's configuration cannot be read.", hint="Correct .pyiceberg.yaml.") from error
+    except ValueError as error:
+        raise SettingsError("The variables PYICEBERG_* contradict each other.", hint="Correct them.") from error
     return cast("dict[str, str] | None", properties)
+
+
+def _import_configuration() -> Any:
+    """Return pyiceberg's configuration, without its files: other users may own the one in the current folder.
+
+    Every module of pyiceberg reads the configuration by itself, some when they are imported.
+    """
+    configuration = importlib.import_module("pyiceberg.utils.config").Config
+    configuration._from_configuration_files = staticmethod(lambda: None)  # noqa: SLF001 - nothing else stops it
+    return configuration
 
 
 def publish_iceberg_tables(lake: Lake, settings: Settings, *, at: int, location: str | None = None) -> IcebergResult:
@@ -131,6 +141,7 @@ def _connect(settings: Settings, location: str) -> Any:
 
 def _import(name: str) -> Any:
     try:
+        _import_configuration()
         return importlib.import_module(f"pipeline.publish.{name}")
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in _LIBRARIES:

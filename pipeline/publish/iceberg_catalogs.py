@@ -69,9 +69,7 @@ CATALOG_NAME: Final = "scanlake"
 _CONFLICTS: Final = (iceberg.CommitFailedException, iceberg.TableAlreadyExistsError, IntegrityError)
 _REFUSALS: Final = (iceberg.UnauthorizedError, iceberg.ForbiddenError, iceberg.AuthorizationExpiredError)
 _REFUSAL_STATUSES: Final = frozenset({401, 403, 419})  # 419: expired, by the protocol of REST catalogs
-_CONFIGURATION_HINT: Final = (
-    "Correct the catalog scanlake in pyiceberg's configuration (PYICEBERG_CATALOG__SCANLAKE__*)."
-)
+_CONFIGURATION_HINT: Final = "Correct the variables of the catalog (PYICEBERG_CATALOG__SCANLAKE__*)."
 _PSYCOPG: Final = 'Run `pip install "psycopg[binary]"`'
 _DRIVERS: Final = {
     "psycopg": f"{_PSYCOPG}.",

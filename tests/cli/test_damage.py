@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
@@ -22,7 +20,8 @@ from tests.processes import NOBODY, why_not_as_nobody
 from tests.rows import every
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
     from tests.forkserver import Finished
     from tests.processes import Scanlake
@@ -84,15 +83,6 @@ def test_files_are_named_and_values_are_not() -> None:
     assert denied.message == "tables/files/1.parquet: Permission denied."
     assert damaged is not None
     assert "secret" not in damaged.message
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that every user of the machine can reach, and a test's own folder is not."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        yield folder
 
 
 @pytest.mark.skipif(why_not_as_nobody() != "", reason=why_not_as_nobody())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,8 @@ from pipeline.config import load
 from pipeline.errors import SettingsError
 from pipeline.settings import SETTINGS, load_token, render_settings_file, require_base_url
 from schemas.includes import INCLUDES
+from tests.forkserver import run_command
+from tests.processes import NOBODY, why_not_as_nobody
 from tests.rows import every
 
 
@@ -55,6 +60,43 @@ def test_a_byte_order_mark_is_no_text(canary: str) -> None:
     settings = load(write('\ufefftoken_file = "token"'), {})
     write(f"\ufeff{canary}\n", "token")
     assert load_token(settings) == canary
+
+
+@pytest.mark.skipif(bool(why_not_as_nobody()), reason=why_not_as_nobody())
+def test_a_settings_file_of_others_is_not_obeyed(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was found is of this user or root, and only they can write it; one that is named may be of others.
+
+    A group with the user's name is private. A user takes the file of root.
+    """
+    own = pwd.getpwuid(os.getuid())
+    monkeypatch.chdir(open_folder)
+    path = write("keep_snapshots = 7")
+    for uid, gid, mode, says in (
+        (own.pw_uid, own.pw_gid, 0o644, None),
+        (own.pw_uid, own.pw_gid, 0o664, None),
+        (own.pw_uid, NOBODY, 0o644, None),
+        (own.pw_uid, NOBODY, 0o664, "scanlake.toml of root can be changed by other users (mode 664)."),
+        (own.pw_uid, own.pw_gid, 0o646, "scanlake.toml of root can be changed by other users (mode 646)."),
+        (NOBODY, NOBODY, 0o600, "scanlake.toml belongs to nobody, not to you."),
+        (54_321, 54_321, 0o644, "scanlake.toml belongs to 54321, not to you."),
+    ):
+        os.chown(path, uid, gid)
+        path.chmod(mode)
+        if says is None:
+            assert load(None, {}).keep_snapshots == 7
+        else:
+            with pytest.raises(SettingsError, match=re.escape(says)) as caught:
+                load(None, {})
+            assert caught.value.hint == "If you trust it, use --config scanlake.toml."
+        assert load(path, {}).keep_snapshots == 7
+    os.chown(path, 0, 0)
+    shown = run_command(["settings"], cwd=open_folder, env=dict(os.environ), user=NOBODY)
+    assert re.search(rb"keep_snapshots +7 ", shown.out), shown.err
+    path.rename("own.toml")
+    path.symlink_to("own.toml")
+    os.lchown(path, NOBODY, NOBODY)
+    with pytest.raises(SettingsError, match="not to you"):
+        load(None, {})
 
 
 def test_includes_stand_in_the_interfaces_order(monkeypatch: pytest.MonkeyPatch) -> None:

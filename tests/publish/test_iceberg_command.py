@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,8 +20,6 @@ from tests.publish.iceberg_reading import connect_sql, load_tables, reader
 from tests.publish.lake_history import History, list_differences
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
 
@@ -74,7 +74,7 @@ def test_a_repaired_part_is_published_beside_the_former(tmp_path: Path) -> None:
 def test_settings_publish_tables_after_the_lake(history: History, tmp_path: Path) -> None:
     """A catalog in the settings is published with every publish; a failed one ends with exit code 8 and is recorded.
 
-    A file of pyiceberg is as good as its variables; one that cannot be read is refused before anything is sent.
+    Only variables set the catalog: a file of pyiceberg is not read, wherever pyiceberg looks for it.
     """
     lake, number = history.root, history.stamp
     url, uri = f"file://{tmp_path}/target", f"sqlite:///{tmp_path}/catalog.sqlite"
@@ -89,18 +89,23 @@ def test_settings_publish_tables_after_the_lake(history: History, tmp_path: Path
     assert str(tmp_path) not in message.splitlines()[0]
     message = told(lake, "publish", "--iceberg", code=2, PYICEBERG_CATALOG__SCANLAKE__URI=uri)
     assert "Iceberg tables need a location." in message
-    file = tmp_path / ".pyiceberg.yaml"
-    file.write_text(f"catalog:\n  scanlake:\n    type: sql\n    uri: {uri}\n")
-    settings = {"PYICEBERG_HOME": str(tmp_path), "SCANLAKE_PUBLISH_TO": url}
+    for number, folder in enumerate((Path.cwd(), Path(os.environ["HOME"]), tmp_path / "pyiceberg")):
+        folder.mkdir(exist_ok=True)
+        other = f"catalog:\n  scanlake:\n    type: sql\n    uri: sqlite:///{tmp_path}/other.sqlite\n"
+        (folder / ".pyiceberg.yaml").write_text(other if number else "catalog: {scanlake")
+    settings = {"PYICEBERG_HOME": str(tmp_path / "pyiceberg"), "SCANLAKE_PUBLISH_TO": url}
+    assert "iceberg" not in told(lake, "publish", code=0, **settings).casefold()
+    settings["PYICEBERG_CATALOG__SCANLAKE__URI"] = uri
     number = history.sync({1: 3})
     told(lake, "publish", code=0, **settings)
     assert list_differences(lake, number, reader(catalog)) == []
     assert f"{url} has snapshot {number}" in told(lake, "status")
     told(lake, "publish", "--iceberg", code=8, **wrong)
     assert f"Publishing to {url} failed 1 time" in told(lake, "status")
-    file.write_text("catalog: {scanlake")
+    assert not (tmp_path / "other.sqlite").exists()
     history.sync({2: 1})
-    assert "pyiceberg's configuration cannot be read" in told(lake, "publish", code=2, **settings)
+    both = settings | {"PYICEBERG_CATALOG__SCANLAKE": "sql"}
+    assert "The variables PYICEBERG_* contradict each other." in told(lake, "publish", code=2, **both)
     assert json.loads((tmp_path / "target" / "latest.json").read_text())["catalog"]["snapshot"] == number
 
 
