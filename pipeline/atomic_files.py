@@ -11,14 +11,16 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path, PurePath
+    from pathlib import PurePath
 
 READ_ONLY: Final = 0o444
 _PRIVATE: Final = 0o600
@@ -28,6 +30,12 @@ _TEMP_NAME: Final = re.compile(r"(\..*\.\d+-[0-9a-f]{8})([0-9a-f]{8})\.tmp(\.wal
 _DAMAGED_NAME: Final = re.compile(r"(.*\.damaged-\w+)-([0-9a-f]{8})(-wal|-shm|-journal)?", re.DOTALL)
 _FICLONE: Final = 0x40049409  # Linux: the target shares the source's blocks
 _LINK_UNSUPPORTED: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+PINNED: Final = "/proc/self/fd/"
+"""Begin of the paths of `pin_folder`."""
+_FOLDER: Final = os.O_PATH | os.O_CLOEXEC
+_MAX_NAMES: Final = 2_000  # of a path, with those in its links, which can refer to each other
 
 
 class FileLockedError(Exception):
@@ -164,6 +172,53 @@ def fsync_file(path: Path) -> None:
 def fsync_dir(path: Path) -> None:
     """Wait until the folder's entries are on disk. A rename is not durable before."""
     fsync_file(path)
+
+
+@contextmanager
+def pin_folder(path: Path, *, below: Path | None = None) -> Iterator[Path]:
+    """Create a missing folder, and yield a path that leads to it, whatever gets its name meanwhile.
+
+    Who can write to a folder above could put a link in its place, and direct writes elsewhere. So only links of this
+    user and of root are followed, and none below the folder `below`. Raises `OSError`, also at the end if the folder
+    has no longer its name.
+    """
+    if below is not None:
+        below.mkdir(parents=True, exist_ok=True)
+    handle = os.open(below or "/", _FOLDER | os.O_DIRECTORY)
+    try:
+        names = list(reversed((path.relative_to(below) if below else path.absolute()).parts))
+        for _ in range(_MAX_NAMES):
+            if not names:
+                break
+            name = names.pop()
+            if name != "/":
+                with suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=handle)
+            parent, handle = handle, os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=handle)
+            try:
+                status = os.fstat(handle)
+                if stat.S_ISLNK(status.st_mode) and below is None and status.st_uid in {0, os.geteuid()}:
+                    names += reversed(Path(os.readlink("", dir_fd=handle)).parts)
+                    handle, parent = parent, handle
+                elif not stat.S_ISDIR(status.st_mode):
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+            finally:
+                os.close(parent)
+        if names:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        yield Path(f"{PINNED}{handle}")
+        if not path.is_dir() or not os.path.samestat(path.stat(), os.fstat(handle)):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+    finally:
+        os.close(handle)
+
+
+def list_names(folder: Path) -> set[str]:
+    """Return the names in a folder, without the folder `lost+found` that a file system has in its root."""
+    with os.scandir(folder) as entries:
+        return {
+            entry.name for entry in entries if entry.name != "lost+found" or not entry.is_dir(follow_symlinks=False)
+        }
 
 
 @contextmanager

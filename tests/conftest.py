@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 import time
 import zlib
 from pathlib import Path
@@ -118,6 +119,15 @@ def _alone(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.undo()
     time.tzset()
     assert not _guard.refused, f"the test reached for {_guard.refused}"
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user of the machine can reach, and a test's own folder is not."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
 
 
 @pytest.fixture

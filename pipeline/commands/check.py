@@ -19,7 +19,7 @@ from pipeline.maintenance.repair import check_folder, check_lake, check_permissi
 from pipeline.process import run_async
 from pipeline.publish.iceberg import check_iceberg_tables, has_iceberg_tables
 from pipeline.publish.restore import check_backup
-from pipeline.publish.stores import open_folder_or_store, open_store
+from pipeline.publish.stores import open_location, open_store
 from pipeline.publish.target_checks import check_published, check_target, name_tables
 from pipeline.publish_after_run import read_publish_record
 from pipeline.reports.folder_check import check_report_folder
@@ -73,7 +73,7 @@ def run(
     compared, and the exit code is 5.
     """
     if backup is not None:
-        checks = check_backup(open_folder_or_store(backup), read_data=read_data)
+        checks = check_backup(open_location(backup), read_data=read_data)
     elif report is not None:
         with closing(PdfReader()) as reader:
             checks = iter(check_report_folder(report, reader, allowed_signers).findings)

@@ -1,6 +1,5 @@
 """`scanlake export`: tables as files, or as one workbook."""
 
-import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -55,14 +54,13 @@ def run(
     hold is refused, such as a text of more than 32,767 characters.
     """
     settings = context.settings()
-    path = Path(os.path.realpath(target))
-    require_outside_lakes(path, str(target), settings.lake)
-    chosen = _choose_format(path, output_format)
+    require_outside_lakes(target, str(target), settings.lake)
+    chosen = _choose_format(target, output_format)
     names = [name.strip() for name in (tables or "").split(",") if name.strip()]
     with open_catalog(settings) as lake:
         warn_if_incomplete(lake)
         selected = select_tables(lake, names)
-        export = partial(run_export, lake, path, chosen, selected, escape_formulas=not no_formula_escape)
+        export = partial(run_export, lake, target, chosen, selected, escape_formulas=not no_formula_escape)
         counts = run_interruptibly(lake, export, settings.query_memory_bytes)
     text = "" if context.quiet else "".join(f"{count:>12,} rows of {name}\n" for name, count in counts.items())
     return context.print_result(ExportedTables(target.absolute(), chosen, counts), text)

@@ -11,13 +11,20 @@ import re
 import shutil
 from contextlib import closing, contextmanager, suppress
 from glob import escape
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import pyarrow.csv
 import pyarrow.parquet
 
-from pipeline.atomic_files import FileLockedError, is_temp_file, lock_file, rename_without_overwrite, temp_name
+from pipeline.atomic_files import (
+    FileLockedError,
+    is_temp_file,
+    list_names,
+    lock_file,
+    pin_folder,
+    rename_without_overwrite,
+    temp_name,
+)
 from pipeline.errors import SettingsError
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.query_result import BATCH_ROWS, iter_rows, read_batches
@@ -29,6 +36,7 @@ from schemas.tables import BY_NAME, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     import duckdb
     import pyarrow as pa
@@ -86,22 +94,39 @@ def _read_table(db: duckdb.DuckDBPyConnection, name: str) -> duckdb.DuckDBPyRela
 def staging_path(target: Path) -> Iterator[Path]:
     """Yield a new path beside `target` to write a file or a folder to; rename it to `target` afterwards.
 
-    An export that is killed leaves a hidden folder beside the target, which the next one to the same place removes.
-    Raises `SettingsError` if the target exists, unless it is an empty folder, and `StorageError` if the disk is full.
+    In an empty folder, which may be a mount point, the path is in it, and the files are renamed one by one. An export
+    that is killed leaves a hidden folder there, which the next one to the same place removes. Raises `SettingsError` if
+    the target exists, unless it is an empty folder, and `StorageError` if the disk is full.
     """
     with translate_os_errors(target):
-        target = Path(os.path.realpath(target))
-        _require_free(target)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        folder = target.with_name(temp_name(target.name))
-        _remove_leftovers(folder)
-        folder.mkdir(mode=0o700)
-        try:
-            with lock_file(folder):
-                yield folder / target.name
-                _rename(folder / target.name, target)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        target = target.absolute()
+        has_folder = target.is_dir()
+        if has_folder and _has_content(target):
+            raise SettingsError(f"{target} is not empty.", hint=_HINT)
+        if os.path.lexists(target) and not has_folder:
+            raise SettingsError(f"{target} exists.", hint=_HINT)
+        with pin_folder(target if has_folder else target.parent) as pinned:
+            folder = pinned / temp_name(target.name)
+            _remove_leftovers(folder)
+            folder.mkdir(mode=0o700)
+            try:
+                path = folder / target.name
+                with lock_file(folder):
+                    yield path
+                    if not (path.is_dir() and has_folder):
+                        _rename(path, pinned / target.name, target)
+                        return
+                    if _has_content(pinned):
+                        raise SettingsError(f"Another process filled {target} during the export.", hint=_HINT)
+                    for item in path.iterdir():
+                        _rename(item, pinned / item.name, target)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_content(folder: Path) -> bool:
+    """Return whether a folder has more than what exports to it, running or killed, have there."""
+    return not all(is_temp_file(folder / name) for name in list_names(folder))
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -112,25 +137,14 @@ def _remove_leftovers(folder: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _require_free(target: Path) -> None:
-    if target.is_dir() and not any(target.iterdir()):
-        return
-    if target.exists():
-        raise SettingsError(f"{target} {'is not empty' if target.is_dir() else 'exists'}.", hint=_HINT)
-
-
-def _rename(path: Path, target: Path) -> None:
+def _rename(path: Path, new_path: Path, target: Path) -> None:
     """Rename without replacing anything but an empty folder, also if another process is faster."""
     try:
-        if not path.is_dir():
-            rename_without_overwrite(path, target)
-            return
-        if target.is_dir():
-            path.chmod(target.stat().st_mode)
-        path.rename(target)
+        if path.is_dir():
+            path.rename(new_path)
+        else:
+            rename_without_overwrite(path, new_path)
     except OSError as error:
-        if error.errno == errno.EBUSY:
-            raise SettingsError(f"{target} is a mount point.", hint="Use a new folder in it.") from error
         if error.errno in _TARGET_EXISTS_ERRNOS:
             raise SettingsError(f"Another process filled {target} during the export.", hint=_HINT) from error
         raise

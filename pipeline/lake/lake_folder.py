@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from pipeline.atomic_files import is_temp_file
+from pipeline.atomic_files import is_temp_file, list_names
 from pipeline.errors import LakeCorruptedError, SettingsError, refuse_unreadable
 from pipeline.lake.layout import LakeLayout, has_lock_note, list_part_files, list_snapshots, translate_os_errors
 from pipeline.lake.ledger_format import LedgerIdentity, connect_readonly, identify_ledger
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 RESTORE_IN_PROGRESS: Final = "RESTORE_IN_PROGRESS"
 """Name of the file that marks a folder whose restore is running or was killed."""
 RESTORE_MARK: Final = b"scanlake restore\n"
-_LOST_AND_FOUND: Final = "lost+found"  # a folder in the root of a file system
 RUN_STATS: Final = "run_stats.json"  # which a failed first run leaves, and no lake needs
 _RUN_STATS_BEGIN: Final = b'{"runs":'
 _MAX_ZEROS: Final = 4096  # a block of the file system
@@ -95,11 +94,10 @@ def find_other_entry(layout: LakeLayout) -> str | None:
     if not layout.root.exists():
         return None
     journal = layout.ledger.with_name(f"{layout.ledger.name}-journal")
-    for path in sorted(layout.root.iterdir()):
+    for path in sorted(map(layout.root.joinpath, list_names(layout.root))):
         is_of_first_run = path == layout.ledger or (path == journal and layout.ledger.exists()) or is_temp_file(path)
         is_own_lock = path == layout.lock and has_lock_note(layout)
-        is_of_file_system = path.name == _LOST_AND_FOUND and path.is_dir()
-        if not (is_of_first_run or is_own_lock or is_of_file_system or is_run_stats(path)):
+        if not (is_of_first_run or is_own_lock or is_run_stats(path)):
             return path.name
     return None
 

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from pipeline.atomic_files import READ_ONLY, FileLockedError, atomic_write, fsync_dir, is_temp_file, lock_file
+from pipeline.atomic_files import (
+    PINNED,
+    READ_ONLY,
+    FileLockedError,
+    atomic_write,
+    fsync_dir,
+    is_temp_file,
+    lock_file,
+    pin_folder,
+)
 from pipeline.errors import LakeLockedError, StorageError
 
 if TYPE_CHECKING:
@@ -95,11 +104,11 @@ class LakeLayout(Struct, frozen=True):
             with translate_os_errors(folder):
                 if not folder.is_dir():
                     try:
-                        folder.mkdir(parents=True, exist_ok=True)
-                    except FileExistsError:
+                        with pin_folder(folder, below=self.root):
+                            missing.append(folder)
+                    except (FileExistsError, NotADirectoryError):
                         hint = f"Move {folder} away, then run again."
                         raise StorageError(f"{folder}: Not a folder.", hint=hint) from None
-                    missing.append(folder)
         for parent in dict.fromkeys(folder.parent for folder in missing):
             with translate_os_errors(parent):
                 fsync_dir(parent)
@@ -111,6 +120,7 @@ def translate_os_errors(subject: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        subject = subject.resolve() if str(subject).startswith(PINNED) else subject
         raise StorageError.from_errno(str(subject), error.errno) from error
 
 

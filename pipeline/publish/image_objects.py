@@ -26,6 +26,7 @@ from pipeline.publish.object_store import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.layout import LakeLayout
@@ -179,7 +180,7 @@ def download_images(store: ObjectStore, layout: LakeLayout, ledger: LedgerQuerie
         pictures = _read_pictures(layout, ledger, prefix)
         folders = {picture.file.parent for picture in pictures.values()}
         layout.create_dirs({folder.parent for folder in folders} | folders)
-        results = run_side_by_side(partial(download_object, store), pictures.values())
+        results = run_side_by_side(partial(download_object, store, below=layout.root), pictures.values())
         problems |= {path: problem for path, problem in zip(pictures, results, strict=True) if problem is not None}
         with translate_os_errors(layout.root):
             for folder in sorted(folders):

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from msgspec import Struct
 
-from pipeline.atomic_files import READ_ONLY, fsync_file, sha256_file
+from pipeline.atomic_files import READ_ONLY, fsync_file, pin_folder, sha256_file
 from pipeline.errors import ForeignObjectError, LakeCorruptedError, PublishConflictError, PublishError
 from pipeline.lake.layout import translate_os_errors
 from pipeline.logs import log
@@ -257,22 +257,26 @@ def replace_object(store: ObjectStore, upload: PendingUpload) -> None:
     log.warning("object.replaced", url=store.url(upload.path), reason="it was damaged")
 
 
-def download_object(store: ObjectStore, item: PendingUpload, *, mode: int = READ_ONLY) -> str | None:
-    """Write an object to its file. Return that it is missing or damaged; then there is no file."""
-    try:
-        if not store.download(item.path, item.file, item.bytes):
+def download_object(store: ObjectStore, item: PendingUpload, *, below: Path, mode: int = READ_ONLY) -> str | None:
+    """Write an object to its file, behind no link below `below`.
+
+    Return that it is missing or damaged; then there is no file.
+    """
+    with translate_os_errors(item.file), pin_folder(item.file.parent, below=below) as pinned:
+        file = pinned / item.file.name
+        try:
+            if not store.download(item.path, file, item.bytes):
+                return "damaged"
+        except PublishError:
+            if store.head(item.path) is not None:
+                raise
+            file.unlink(missing_ok=True)
+            return "missing"
+        if not sha256_file(file).startswith(item.sha256):
+            file.unlink()
             return "damaged"
-    except PublishError:
-        if store.head(item.path) is not None:
-            raise
-        item.file.unlink(missing_ok=True)
-        return "missing"
-    with translate_os_errors(item.file):
-        if not sha256_file(item.file).startswith(item.sha256):
-            item.file.unlink()
-            return "damaged"
-        fsync_file(item.file)
-        item.file.chmod(mode)
+        fsync_file(file)
+        file.chmod(mode)
     return None
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from pipeline.atomic_files import fsync_dir, is_temp_file, temp_name
+from pipeline.atomic_files import fsync_dir, is_temp_file, list_names, pin_folder, temp_name
 from pipeline.errors import LakeCorruptedError, PublishError, SettingsError
 from pipeline.findings import error, ok
 from pipeline.formatting import pluralize
@@ -78,28 +78,30 @@ def restore_backup(store: ObjectStore, folder: Path) -> RestoredBackup:
         if folder.is_symlink() or not _is_empty_or_killed_restore(target.root):
             raise SettingsError(f"{folder} is not an empty folder.", hint="Choose an empty folder, or a new one.")
         is_new = not target.root.exists()
-        target.root.mkdir(parents=True, exist_ok=True)
-    mark = target.root / RESTORE_IN_PROGRESS
-    with hold_lock(mark, f"Another restore writes to {target.root}.") as handle:
+    with ExitStack() as stack:
+        with translate_os_errors(folder):
+            pinned = LakeLayout(stack.enter_context(pin_folder(target.root)))
+        mark = pinned.root / RESTORE_IN_PROGRESS
+        handle = stack.enter_context(hold_lock(mark, f"Another restore writes to {target.root}."))
         with translate_os_errors(folder):
             os.pwrite(handle, RESTORE_MARK, 0)
             os.fsync(handle)
         try:
-            _remove_partial_lake(target.root)
-            target.create_dirs(target.folders(table.name for table in TABLES))
-            restored = _download_backup(store, target)
+            _remove_partial_lake(pinned.root)
+            pinned.create_dirs(pinned.folders(table.name for table in TABLES))
+            restored = _download_backup(store, pinned, target)
         except BaseException as error:
             if isinstance(error, LakeCorruptedError):
                 error.hint = _NOT_RESTORED
             with suppress(OSError):
-                _remove_partial_lake(target.root)
+                _remove_partial_lake(pinned.root)
                 mark.unlink()
                 if is_new:
                     target.root.rmdir()
             raise
         with translate_os_errors(folder):
             mark.unlink()
-            fsync_dir(target.root)
+            fsync_dir(pinned.root)
     return restored
 
 
@@ -144,7 +146,7 @@ def _open_backup(
         path = to_ledger_path(record.ledger.sha256)
         item = PendingUpload(path, copy, record.ledger.bytes, record.ledger.sha256)
         if is_own_path(path):
-            lost |= _find_lost([item], partial(download_object, store, mode=_LEDGER_MODE))
+            lost |= _find_lost([item], partial(download_object, store, below=copy.parent, mode=_LEDGER_MODE))
         else:
             lost[LATEST] = "damaged"
         if not lost:
@@ -181,11 +183,14 @@ def _find_lost(objects: Sequence[PendingUpload], find_problem: Callable[[Pending
     return {item.path: problem for item, problem in zip(objects, problems, strict=True) if problem is not None}
 
 
-def _download_backup(store: ObjectStore, layout: LakeLayout) -> RestoredBackup:
-    """Write the parts and images, then the ledger, of a backup to the folders of an empty lake, and publish it."""
+def _download_backup(store: ObjectStore, layout: LakeLayout, target: LakeLayout) -> RestoredBackup:
+    """Write the parts and images, then the ledger, of a backup to the folders of an empty lake, and publish it.
+
+    `layout` leads to the lake's folder by its descriptor, `target` by its name.
+    """
     copy, lost, images = layout.root / temp_name(layout.ledger.name), dict[str, str](), dict[str, str]()
     with _open_backup(store, layout, copy, lost) as (record, ledger, parts):
-        lost |= _find_lost(parts, partial(download_object, store))
+        lost |= _find_lost(parts, partial(download_object, store, below=layout.root))
         if ledger is not None and record is not None and record.images is not None:
             images = download_images(store, layout, ledger)
     with translate_os_errors(layout.ledger):
@@ -194,7 +199,7 @@ def _download_backup(store: ObjectStore, layout: LakeLayout) -> RestoredBackup:
         if ledger is not None:
             copy.rename(layout.ledger)
         fsync_dir(layout.root)
-    snapshot = None if ledger is None else _publish_copy(layout, is_whole=not lost)
+    snapshot = None if ledger is None else _publish_copy(target, is_whole=not lost)
     return RestoredBackup(snapshot, lost, images)
 
 
@@ -211,7 +216,7 @@ def _is_empty_or_killed_restore(folder: Path) -> bool:
     """Return whether a folder is empty or not there, or has the mark of a restore and no files but those of one."""
     if not folder.is_dir():
         return not os.path.lexists(folder)
-    entries, mark = set(folder.iterdir()), folder / RESTORE_IN_PROGRESS
+    entries, mark = set(map(folder.joinpath, list_names(folder))), folder / RESTORE_IN_PROGRESS
     if not entries - {mark}:
         return not entries or has_restore_mark(folder)
     is_marked = has_restore_mark(folder) and mark.stat().st_size > 0
@@ -220,7 +225,15 @@ def _is_empty_or_killed_restore(folder: Path) -> bool:
 
 def _list_files(folder: Path) -> list[Path]:
     """Return everything below a folder that is no folder. Links are not followed."""
-    return [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    return [path for path in _walk(folder) if path.is_symlink() or not path.is_dir()]
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield everything below a folder, what is in a folder before that folder. Links are not followed."""
+    for path in map(folder.joinpath, list_names(folder)):
+        if path.is_dir() and not path.is_symlink():
+            yield from _walk(path)
+        yield path
 
 
 def _is_own(folder: Path, path: Path) -> bool:
@@ -237,6 +250,6 @@ def _remove_partial_lake(folder: Path) -> None:
         for path in _list_files(folder):
             if _is_own(folder, path):
                 path.unlink(missing_ok=True)
-        for path in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
+        for path in (path for path in _walk(folder) if path.is_dir()):
             with suppress(OSError):
                 path.rmdir()

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from pipeline.atomic_files import READ_ONLY, fsync_dir, is_temp_file, rename_without_overwrite, temp_name
+from pipeline.atomic_files import (
+    READ_ONLY,
+    fsync_dir,
+    is_temp_file,
+    list_names,
+    pin_folder,
+    rename_without_overwrite,
+    temp_name,
+)
 from pipeline.errors import SettingsError, StorageError
 from pipeline.lake.layout import hold_lock, translate_os_errors
 
@@ -38,19 +46,20 @@ def open_job_folder(path: Path, new_job: str) -> Iterator[JobFolder]:
 
     Raises `SettingsError` if the folder holds other files, `LakeLockedError` while another run uses the folder.
     """
-    with translate_os_errors(path):
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise SettingsError(f"--out {path} is a file or is below a file.", hint=_FOLDER_HINT) from None
-        names = _names(path)
-    if names and MARKER not in names:
-        raise SettingsError(f"--out {path} is not empty and belongs to no job.", hint=_FOLDER_HINT)
-    with hold_lock(path / MARKER, "Another run uses this folder.") as marker:
+    with ExitStack() as stack:
+        with translate_os_errors(path):
+            try:
+                pinned = stack.enter_context(pin_folder(path))
+            except (FileExistsError, NotADirectoryError):
+                raise SettingsError(f"--out {path} is a file or is below a file.", hint=_FOLDER_HINT) from None
+            names = list_names(pinned)
+        if names and MARKER not in names:
+            raise SettingsError(f"--out {path} is not empty and belongs to no job.", hint=_FOLDER_HINT)
+        marker = stack.enter_context(hold_lock(pinned / MARKER, "Another run uses this folder."))
         with translate_os_errors(path / MARKER):
             record = _read_or_write_record(path, marker, new_job)
-            fsync_dir(path)
-        yield JobFolder(path.resolve(), record, marker)
+            fsync_dir(pinned)
+        yield JobFolder(path.resolve(), pinned, record, marker)
 
 
 class _FolderRecord(Struct, frozen=True):
@@ -77,20 +86,21 @@ def _write_record(marker: int, record: _FolderRecord) -> _FolderRecord:
 
 
 class JobFolder:
-    """The locked folder of a job."""
+    """The locked folder of a job: its path, and the one by which its files are written."""
 
-    def __init__(self, path: Path, record: _FolderRecord, marker: int) -> None:
+    def __init__(self, path: Path, pinned: Path, record: _FolderRecord, marker: int) -> None:
         self.path = path
+        self._pinned = pinned
         self.job = record.job
         self._record, self._marker = record, marker
 
     def list_files(self) -> list[str]:
         """Return the names in the folder, without hidden ones."""
-        return sorted(name for name in _names(self.path) if not name.startswith("."))
+        return sorted(name for name in list_names(self._pinned) if not name.startswith("."))
 
     def remove_temp_files(self) -> None:
         """Remove the temporary files of killed runs."""
-        for path in self.path.iterdir():
+        for path in self._pinned.iterdir():
             if is_temp_file(path):
                 with suppress(OSError):
                     path.unlink()
@@ -98,9 +108,9 @@ class JobFolder:
     @contextmanager
     def temp_file(self, name: str) -> Iterator[TempFile]:
         """Yield a new temporary file for the PDF `name`; delete it at the end unless it was committed."""
-        path = self.path / temp_name(name)
+        path = self._pinned / temp_name(name)
         with translate_os_errors(self.path / name):
-            file = TempFile(path, self.path / name)
+            file = TempFile(path, self._pinned / name)
         try:
             with file:
                 yield file
@@ -121,22 +131,22 @@ class JobFolder:
             os.fchmod(file.fileno(), READ_ONLY)  # not by name: that would follow a link
             os.fsync(file.fileno())
             rename(file.path, file.target)
-            fsync_dir(self.path)
+            fsync_dir(self._pinned)
 
     def keep_damaged(self, name: str) -> str | None:
         """Rename a damaged PDF and return its new name; None if the PDF does not exist.
 
         The file may hold someone's annotations, so it is kept. Nothing is overwritten.
         """
-        names = _names(self.path)
+        names = list_names(self._pinned)
         if name not in names:
             return None
         kept_name, number = f"{name}.damaged", 2
         while kept_name in names:
             kept_name, number = f"{name}.damaged-{number}", number + 1
         with translate_os_errors(self.path / name):
-            (self.path / name).rename(self.path / kept_name)
-            fsync_dir(self.path)
+            (self._pinned / name).rename(self._pinned / kept_name)
+            fsync_dir(self._pinned)
         return kept_name
 
     def _other_file_error(self, name: str) -> StorageError:
@@ -148,7 +158,7 @@ class JobFolder:
     def refuse_others(self, *names: str) -> None:
         """Raise `StorageError` if a file that the job has not written has one of the names, or a link."""
         for name in names:
-            path = self.path / name
+            path = self._pinned / name
             if path.is_symlink() or (name not in self._record.files and path.exists()):
                 raise self._other_file_error(name)
 
@@ -175,15 +185,15 @@ class JobFolder:
 
     def _unlink(self, name: str) -> None:
         with translate_os_errors(self.path / name):
-            (self.path / name).unlink(missing_ok=True)
-            fsync_dir(self.path)
+            (self._pinned / name).unlink(missing_ok=True)
+            fsync_dir(self._pinned)
 
     def hash_file(self, name: str) -> str | None:
         """Return the SHA-256 of a regular file in hexadecimal; None if there is none with this name."""
         with translate_os_errors(self.path / name):
             try:
                 # O_NONBLOCK: the open of a named pipe would wait for a writer.
-                handle = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                handle = os.open(self._pinned / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             except OSError as error:
                 if error.errno in {errno.ENOENT, errno.ELOOP}:
                     return None
@@ -194,10 +204,6 @@ class JobFolder:
                     return None
                 file = stack.enter_context(io.FileIO(handle, closefd=False))  # raises for a folder, hence the test
                 return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _names(path: Path) -> set[str]:
-    return {entry.name for entry in path.iterdir()}
 
 
 class TempFile(io.FileIO):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,7 +21,7 @@ from tests.made_once import make_once
 from tests.processes import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 __all__ = ["lake", "main", "scanlake"]
 
@@ -40,15 +39,6 @@ def scanlake(tmp_path: Path) -> Callable[..., Answer]:
         return Answer(finished.code, finished.out.decode(), finished.err.decode())
 
     return call
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that every user of the machine can reach, and a test's own folder is not."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        yield folder
 
 
 @pytest.fixture

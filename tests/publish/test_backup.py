@@ -158,7 +158,7 @@ def test_the_commands(history: History, tmp_path: Path) -> None:
     lake, url, before = history.root, f"file://{tmp_path}/target", read_rows(history.root)
     assert ": 41 files, at file://" in told(lake, "backup", url)
     assert ": nothing to publish" in told(lake, "backup", str(tmp_path / "target")), "a folder is the same place"
-    assert "object store" in told(lake, "backup", "ftp://x/y", code=2)
+    assert "must be a URL such as s3://bucket/prefix" in told(lake, "backup", "ftp://x/y", code=2)
     history.sync({1: 3})
     flip(max((lake / "tables" / "uploads").glob("0*.parquet")))
     assert "differs from what was written" in told(lake, "backup", url, code=9)
