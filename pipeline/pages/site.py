@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
 import secrets
+import socket
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
 
 _HOST: Final = "127.0.0.1"
 _NAMES: Final = (_HOST, "localhost")
+_CONNECTIONS: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))  # of Linux: an address, and its owner
 _HTTP_PORT: Final = 80  # clients leave it out
 _MAX_ADDRESS_BYTES: Final = 65_536
 _PARAMETER: Final = "key"
@@ -203,9 +208,27 @@ def _refuse(request: web.BaseRequest) -> web.Response | None:
         return _text_response(421, "Use the address that `scanlake serve` printed.\n")
     if request.path != "/" and not _is_browse_path(request.path):
         return _text_response(404, "The pages are / and /browse\n")
+    if _is_browse_path(request.path) and not _is_of_this_user(request):
+        return _text_response(403, "Only processes of the user who runs `scanlake serve` see rows.\n")
     if request.method not in {"GET", "HEAD"}:
         return _text_response(405, "Use GET or HEAD.\n", Allow="GET, HEAD")
     return None
+
+
+def _is_of_this_user(request: web.BaseRequest) -> bool:
+    """Return whether a process of this user or of root has sent the request, as far as the system shows it.
+
+    Browsers send a cookie to every port of a host, so servers of other users can get the key. It is no use to them.
+    """
+    if request.transport is None or not _CONNECTIONS[0].exists():
+        return True
+    ends = [
+        f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
+        for host, port in map(request.transport.get_extra_info, ("peername", "sockname"))
+    ]
+    rows = (line.split() for table in _CONNECTIONS if table.exists() for line in table.read_text().splitlines())
+    users = {"0", str(os.geteuid())}
+    return any(row[1].endswith(ends[0]) and row[2].endswith(ends[1]) and row[7] in users for row in rows)
 
 
 def _is_browse_path(path: str) -> bool:

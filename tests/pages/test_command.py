@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from schemas.timestamps import now_us
 from tests.forkserver import run_command
 from tests.pages.browse_client import start_browse
 from tests.pages.page_lakes import ParsedPage, republish
+from tests.processes import NOBODY, why_not_as_nobody
 from tests.rows import every
 
 if TYPE_CHECKING:
@@ -119,6 +121,18 @@ async def test_served_to_this_machine_under_its_own_name(small_lake: Path, canar
             assert b"Files" not in reply, head
         assert visitor.call()[0] == 200
         assert process.returncode is None
+
+
+@pytest.mark.skipif(why_not_as_nobody() != "", reason=why_not_as_nobody())
+async def test_a_key_that_another_user_got_opens_nothing(small_lake: Path) -> None:
+    """Browsers send cookies to every port of a host: another user who has the key by that sees no rows with it."""
+    async with start_browse(small_lake) as (visitor, _):
+        assert visitor.get("/browse")[0] == 200
+        if (process := os.fork()) == 0:
+            os.setuid(NOBODY)
+            os._exit(visitor.get("/browse")[0] - 300)
+        _, status = await asyncio.to_thread(os.waitpid, process, 0)
+        assert os.waitstatus_to_exitcode(status) == 103
 
 
 def test_the_port_of_http_need_not_be_named(visitor: Visitor) -> None:
