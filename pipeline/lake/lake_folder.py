@@ -29,6 +29,7 @@ RESTORE_IN_PROGRESS: Final = "RESTORE_IN_PROGRESS"
 RESTORE_MARK: Final = b"scanlake restore\n"
 RUN_STATS: Final = "run_stats.json"  # which a failed first run leaves, and no lake needs
 _RUN_STATS_BEGIN: Final = b'{"runs":'
+_MAGIC_BYTES: Final = 12  # of DuckDB's header after a checksum; those of Parquet are the first four
 _MAX_ZEROS: Final = 4096  # a block of the file system
 
 
@@ -53,9 +54,15 @@ def classify_folder(layout: LakeLayout, identity: LedgerIdentity | None = None) 
     with translate_os_errors(layout.root):
         if identity is LedgerIdentity.NEW and find_other_entry(layout) is None:
             return FolderKind.EMPTY
-        if list_snapshots(layout) or list_part_files(layout):
+        if any(map(_has_format, (*(path for _, path in list_snapshots(layout)), *list_part_files(layout)))):
             return FolderKind.LAKE_WITHOUT_LEDGER
     return FolderKind.OTHER
+
+
+def _has_format(path: Path) -> bool:
+    """Return whether a file with the name of a snapshot or a part begins as scanlake writes it, or with zeros."""
+    content = _read_begin(path, _MAGIC_BYTES) if path.is_file() and not path.is_symlink() else b"other"
+    return not content.strip(b"\0") or content[8:] == b"DUCK" or content.startswith(b"PAR1")
 
 
 def require_outside_lakes(path: Path, subject: str, own: Path | None = None) -> None:

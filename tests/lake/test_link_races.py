@@ -12,10 +12,11 @@ import pytest
 from pipeline.atomic_files import pin_folder
 from pipeline.errors import ScanlakeError, StorageError
 from pipeline.lake.export import staging_path
-from pipeline.lake.lake_folder import find_other_entry
+from pipeline.lake.lake_folder import classify_folder, find_other_entry
 from pipeline.lake.layout import LakeLayout
 from pipeline.reports.folder import open_job_folder
 from tests.processes import NOBODY, why_not_as_nobody
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -108,6 +109,14 @@ def test_a_folder_that_was_moved_is_not_called_written(tmp_path: Path) -> None:
             stack.close()
     assert list((tmp_path / "a" / "job").iterdir()) == []
     assert (tmp_path / "b" / "job" / "index.html").exists()
+
+
+@every("content, kind", [(b"mine", "OTHER"), (b"PAR1mine", "LAKE_WITHOUT_LEDGER"), (bytes(9), "LAKE_WITHOUT_LEDGER")])
+def test_names_alone_make_no_lake(content: bytes, kind: str, tmp_path: Path) -> None:
+    """A foreign folder with names like those of a lake is foreign; what a power loss leaves of a lake is not."""
+    (tmp_path / "documents").mkdir(exist_ok=True)
+    (tmp_path / "documents" / "000000000001-abcdef.parquet").write_bytes(content)
+    assert classify_folder(LakeLayout(tmp_path)).name == kind
 
 
 def test_lost_and_found_is_nobodys(tmp_path: Path) -> None:
