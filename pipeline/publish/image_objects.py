@@ -26,7 +26,6 @@ from pipeline.publish.object_store import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.layout import LakeLayout
