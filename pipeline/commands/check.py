@@ -9,12 +9,13 @@ from typing import Annotated, Final
 import typer
 
 from pipeline.client.probe import check_service
-from pipeline.command_options import Excludes, ReadDataOption, Requires
+from pipeline.command_options import Excludes, Location, ReadDataOption, Requires
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.findings import CheckResult, Finding, collect, format_finding, from_error, ok, skipped
 from pipeline.lake.layout import LakeLayout, lock_lake_for_reading
 from pipeline.lake.reader import has_catalog
+from pipeline.locations import parse_location
 from pipeline.maintenance.repair import check_folder, check_lake, check_permissions
 from pipeline.process import run_async
 from pipeline.publish.iceberg import check_iceberg_tables, has_iceberg_tables
@@ -40,7 +41,11 @@ def run(
     ] = False,
     backup: Annotated[
         str | None,
-        typer.Option(metavar="DIR|URL", help="Instead check a backup: whether a restore finds everything."),
+        typer.Option(
+            metavar="DIR|URL",
+            click_type=Location(parse_location),
+            help="Instead check a backup: whether a restore finds everything.",
+        ),
         Excludes("--published", "--report", "--all"),
     ] = None,
     report: Annotated[
