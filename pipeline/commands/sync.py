@@ -14,6 +14,7 @@ from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import to_json_value
 from pipeline.lake.compaction import compact_if_due
+from pipeline.lake.mounts import remember_mount
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.monitoring.after_run import LakeStats, RunDelta, measure_delta, monitored_sync, record_killed_sync
 from pipeline.monitoring.metrics import require_metrics_file
@@ -108,6 +109,7 @@ def _sync(
         verification = run_async(verify_if_due(lake, settings, token, summary, progress))
         stats = stats if verification is None else LakeStats.read_from(lake)
         compact_if_due(lake, settings)
+    remember_mount(settings.lake)
     followers = _run_followers(context, settings)
     outcome = SyncOutcome(**asdict(summary), delta=delta, lake=stats, verify=verification, **followers)
     result.result = to_json_value(outcome)

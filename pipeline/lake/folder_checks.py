@@ -11,6 +11,7 @@ from pipeline.lake.duckdb import is_not_a_database, read_database
 from pipeline.lake.lake_folder import FolderKind, classify_folder, find_enclosing_lake, find_other_entry
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_format import REBUILD_HINT, LedgerIdentity, describe_ledger, identify_ledger
+from pipeline.lake.mounts import require_mounted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +52,10 @@ def foreign_catalog_error(path: Path) -> SettingsError:
 
 
 def require_lake_or_empty(layout: LakeLayout, identity: LedgerIdentity | None = None) -> FolderKind:
-    """Return what the folder is. Raises `SettingsError` for other files, and for a new folder inside a lake."""
+    """Return what the folder is.
+
+    Raises `SettingsError` for other files, and for a new folder inside a lake; `StorageError` for an unmounted lake.
+    """
     kind = inspect_folder(layout, identity)
     if kind is FolderKind.OTHER and layout.catalog.is_file() and not layout.ledger.exists():
         raise foreign_catalog_error(layout.catalog)
@@ -60,6 +64,8 @@ def require_lake_or_empty(layout: LakeLayout, identity: LedgerIdentity | None = 
             f"{layout.root} is not a lake and not empty: it has {find_other_entry(layout) or layout.ledger.name}.",
             hint="Use a new or empty folder for --lake.",
         )
+    if kind is FolderKind.EMPTY:
+        require_mounted(layout.root)
     if kind is FolderKind.EMPTY and (enclosing := find_enclosing_lake(layout.root.parent)) is not None:
         raise SettingsError(
             f"{layout.root} is inside the lake {enclosing}.", hint="Use a folder outside the lake for --lake."

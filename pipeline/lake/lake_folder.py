@@ -17,6 +17,7 @@ from pipeline.atomic_files import is_temp_file, list_names
 from pipeline.errors import LakeCorruptedError, SettingsError, refuse_unreadable
 from pipeline.lake.layout import LakeLayout, has_lock_note, list_part_files, list_snapshots, translate_os_errors
 from pipeline.lake.ledger_format import LedgerIdentity, connect_readonly, identify_ledger
+from pipeline.lake.mounts import require_mounted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,6 +151,10 @@ def _has_published(ledger: Path) -> bool:
 
 
 def missing_lake_error(root: Path, settings: Settings) -> SettingsError:
-    """Return the error for a lake that does not exist, with the next step of the set-up as its hint."""
+    """Return the error for a lake that does not exist, with the next step of the set-up as its hint.
+
+    Raises `StorageError` if it is not mounted.
+    """
+    require_mounted(root)
     step = "Start with `scanlake init`" if settings.base_url is None else "Run `scanlake sync` first"
     return SettingsError(f"No lake at {root}.", hint=f"{step}, or correct --lake.")
