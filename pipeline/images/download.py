@@ -59,6 +59,7 @@ _BATCH_IMAGES: Final = 128
 _BATCH_SECONDS: Final = 1.0
 _PROGRESS_SECONDS: Final = 0.25
 _MAX_CONSECUTIVE_FAILURES: Final = 16  # without an answer in between: the host is down
+_MAX_IDLE_SECONDS: Final = (30.0, 120.0)  # without a part of an answer, before the first one and later: others wait
 _ABSENCES: Final = frozenset({429, 502, 503, 504})  # the host, or what is in front of it, cannot answer now
 _MAX_KEPT_FILES: Final = 1_000  # whose links were read again; uploads of one file come one after the other
 
@@ -81,6 +82,7 @@ class ImageDownloader:
         self._work: asyncio.Queue[WorkItem | None] = asyncio.Queue(2 * _BATCH_IMAGES)
         self._outcomes: asyncio.Queue[CompleteDownload | ImageRecord | None] = asyncio.Queue(4 * _BATCH_IMAGES)
         self._done = 0
+        self._patience: asyncio.Timeout  # for the next part of an answer
         self._client: ImageClient
         self._renewer: LinkRenewer
 
@@ -138,7 +140,8 @@ class ImageDownloader:
     async def _fetch_all(self, work: WorkList) -> None:
         workers = self._client.max_concurrency
         try:
-            async with asyncio.TaskGroup() as group:
+            self._patience = asyncio.timeout(_MAX_IDLE_SECONDS[0])
+            async with self._patience, asyncio.TaskGroup() as group:
                 for _ in range(workers):
                     group.create_task(self._fetch_from_queue())
                 while items := await asyncio.to_thread(work.next_page):
@@ -146,12 +149,15 @@ class ImageDownloader:
                         await self._work.put(item)
                 for _ in range(workers):
                     await self._work.put(None)
-        except* _HostDownError:
+        except* (_HostDownError, TimeoutError):
+            if self._problem is None:
+                kinds = [kind for kind, _ in self._client.stats.error_kinds.most_common(1)]
+                self._problem = f"GET image: no answer with an image ({', '.join(kinds) or 'timeout'})."
             log.warning("image_host.down", problem=self._problem, failures=len(self._failures))
         if self._has_answered and self._problem is None:
             await self._put_failures()
         elif self._failures:
-            self._problem = self._failures[-1].reason
+            self._problem = f"{self._failures[-1].reason}."
 
     async def _fetch_from_queue(self) -> None:
         while (item := await self._work.get()) is not None:
@@ -159,7 +165,7 @@ class ImageDownloader:
 
     async def _fetch(self, item: WorkItem) -> None:
         """Fetch one picture and put its outcome into the queue."""
-        file = IncomingFile(self._writer.incoming)
+        file = IncomingFile(self._writer.incoming, self._extend_patience)
         try:
             answer = await self._try_links(item, file)
             if isinstance(answer, DownloadedImage):
@@ -200,8 +206,13 @@ class ImageDownloader:
             return link
         answer = await self._client.download(link, file)
         self._has_answered = True
+        self._extend_patience()
         await self._put_failures()
         return answer
+
+    def _extend_patience(self) -> None:
+        if not self._patience.expired():
+            self._patience.reschedule(asyncio.get_running_loop().time() + _MAX_IDLE_SECONDS[1])
 
     async def _put_failures(self) -> None:
         failures, self._failures = self._failures, []

@@ -238,7 +238,8 @@ class CompleteDownload(NamedTuple):
 class IncomingFile:
     """The file of one download. Errors are `StorageError`: the client takes an `OSError` for the network."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, on_write: Callable[[], None] = lambda: None) -> None:
+        self._on_write = on_write
         self._path = folder / temp_name("download")
         self._handle: int | None = None
         self.reset()
@@ -251,6 +252,7 @@ class IncomingFile:
 
     def write(self, data: bytes) -> None:
         """Write all of `data` to the file, which is created if there is none."""
+        self._on_write()
         self._hash.update(data)
         self._size += len(data)
         with translate_os_errors(self._path), memoryview(data) as rest:

@@ -84,9 +84,11 @@ def picture() -> bytes:
         ([answer({}, status=500)], 20),
         ([answer({}, status=502)], 20),
         ([answer({}, status=503)], 20),
-        ([Wait(10_000)], 130),
+        ([answer({}, status=503, headers=[("Retry-After", "20")])], 35),
+        ([answer({}, status=429, headers=[("Retry-After", "600")])], 35),
+        ([Wait(10_000)], 35),
     ],
-    ids=["closed", "reset", "500", "502", "503", "silent"],
+    ids=["closed", "reset", "500", "502", "503", "503 with a pause", "429 with a pause", "silent"],
 )
 async def test_a_run_ends_soon_and_the_next_one_stores_everything(
     steps: list[Any], seconds: float, tmp_path: Path
@@ -100,6 +102,7 @@ async def test_a_run_ends_soon_and_the_next_one_stores_everything(
     async with scripted(script) as server:
         run = await Run(tmp_path, server.base).to_end()
         assert run.problem.startswith("100 images left, because the image host is down: GET image")
+        assert run.problem.endswith((".", ")"))
         assert (run.outcomes, run.summary.left) == ([], _IMAGES)
         assert run.seconds <= seconds
         is_up = True
@@ -127,17 +130,22 @@ async def test_a_short_outage_costs_no_picture(tmp_path: Path) -> None:
     assert (run.problem, run.stored) == ("", _IMAGES)
 
 
-async def test_a_pause_that_the_host_asks_for_is_no_outage(tmp_path: Path) -> None:
-    """After Retry-After and after a limited rate the run goes on, however long nothing was served."""
-    loop = asyncio.get_running_loop()
+@pytest.mark.parametrize(("pause", "is_outage"), [(60, False), (180, True)])
+async def test_a_pause_that_the_host_asks_for(pause: int, is_outage: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    """A run that was served goes on after a pause, but holds the lake for two minutes without a picture at most."""
+    loop, served = asyncio.get_running_loop(), 0
 
     def script(_: Asked) -> Any:
-        limited = 503 if loop.time() < 60 else 429
-        return picture() if loop.time() >= 120 else answer({}, status=limited, headers=[("Retry-After", "60")])
+        nonlocal served
+        served += 1
+        is_limited = served > 10 and loop.time() < pause
+        return answer({}, status=429, headers=[("Retry-After", str(pause))]) if is_limited else picture()
 
     async with scripted(script) as server:
         run = await Run(tmp_path, server.base).to_end()
-    assert (run.problem, run.stored) == ("", _IMAGES)
+    assert bool(run.problem) is is_outage
+    assert (run.stored == _IMAGES, run.seconds <= 125) == (not is_outage, True)
+    assert not [outcome for outcome in run.outcomes if isinstance(outcome, ImageRecord)]
 
 
 async def test_a_slow_line_is_no_outage(tmp_path: Path) -> None:
