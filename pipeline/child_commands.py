@@ -20,6 +20,8 @@ from pipeline.tokens import environment_without_tokens
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
+FOLLOWER: Final = "FOLLOWS_SCANLAKE"
+"""Variable of a process that a command has started which reports its failure; not SCANLAKE_...: those are settings."""
 STOP_GRACE_SECONDS: Final = 8.0  # for a run that is asked to stop, to commit its complete batches
 _MAX_LINE_BYTES: Final = 16_000_000
 _MAX_OUTPUT_BYTES: Final = 64_000_000
@@ -87,6 +89,7 @@ async def run_maintenance(
     before the command; `variables` as of `run_command`.
     """
     lines: list[str] = []
+    variables = {**(environment_without_tokens() if variables is None else variables), FOLLOWER: "1"}
     result = await run_command([*options, *command], on_line=lines.append, variables=variables)
     if result.code == ExitCode.LOCKED:
         log.info("maintenance.deferred", command=command[0], reason="another run holds the lake")

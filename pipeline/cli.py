@@ -3,8 +3,8 @@
 A command is a module of `pipeline.commands` with a function `run` and a constant `GROUP`; the first line of `run`'s
 docstring is its line in the help. Both are read as text, and a module is imported only when its command is called, so
 that `scanlake --help` is fast. A positional parameter of `run` receives the `CommandContext`. A module with
-`TAKES_ALL_SOURCES` also has `--all`: a process for each source (see `pipeline.sources`). `RESULT` is the struct that
-the command prints with `--json`.
+`TAKES_ALL_SOURCES` also has `--all`: a process for each source (see `pipeline.sources`). The end of one with
+`IS_MONITORED` is reported (see `pipeline.monitored_run`). `RESULT` is the struct that the command prints with `--json`.
 """
 
 # Annotations are evaluated here: typer reads them. Hence no `from __future__ import annotations`.
@@ -269,6 +269,9 @@ def _wrap_command(module: Any, *, for_completion: bool) -> Callable[..., ExitCod
         if takes_all and options.pop(ALL_SOURCES_PARAMETER.name):
             run_for_all = _import_module("pipeline.sources").run_for_all_sources
             call, options = partial(run_for_all, context, click_context.info_name, click_context.meta[_ARGV]), {}
+        elif hasattr(module, "IS_MONITORED") and not options.get("dry_run"):
+            run_monitored = _import_module("pipeline.monitored_run").run_monitored
+            call = partial(run_monitored, context, click_context.info_name, run)
         replace_handlers(interrupt_command, end_process)  # all is imported
         try:
             return ExitCode(call(**options))

@@ -13,7 +13,7 @@ from pipeline import logs, progress
 from pipeline.command_options import GlobalOptions
 from pipeline.config import PER_SOURCE_SETTINGS, SettingsLayers, load_layers, parse_settings, token_variable
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.formatting import encode_result
+from pipeline.formatting import encode_result, to_json_value
 from pipeline.lake.lake_folder import missing_catalog_error, require_own_file
 from pipeline.lake.layout import LakeLayout
 from pipeline.locations import encode_path
@@ -25,12 +25,16 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import UnionType
 
+    from pipeline.monitoring.run_history import RunResult
+
 
 class CommandContext(GlobalOptions, frozen=True):
     """The global options, and the first argument of a command's `run`."""
 
     result_type: type | UnionType | None = None
     """The declared type of the command's result."""
+    run: RunResult | None = None
+    """The run of a command that is monitored, which gets the result."""
 
     @property
     def log_level(self) -> int:
@@ -83,10 +87,17 @@ class CommandContext(GlobalOptions, frozen=True):
         return settings
 
     def start_log(self, file: Path | None, lake: Path) -> None:
-        """Start logging. Raises `SettingsError` for a log file in a lake, a link, or a file that is no log."""
+        """Start logging; a file that cannot be opened is named, and left out.
+
+        Raises `SettingsError` for a log file in a lake, a link, or a file that is no log.
+        """
         if file is not None:
             require_own_file(file, f"Log file {file}", lake, b"{")
-        logs.configure(self.log_level, as_json=self.log_json, file=file)
+        try:
+            logs.configure(self.log_level, as_json=self.log_json, file=file)
+        except OSError as error:  # the run matters more than its log
+            logs.configure(self.log_level, as_json=self.log_json)
+            logs.log.warning("log_file.not_opened", path=str(file), reason=error.strerror)
 
     def token(self, settings: Settings) -> str:
         """Return the token and redact it in the logs from now on. Raises `SettingsError` if there is none."""
@@ -111,6 +122,8 @@ class CommandContext(GlobalOptions, frozen=True):
         """
         if self.result_type is not None and not isinstance(result, self.result_type):
             raise TypeError(f"the result is a {type(result).__name__}")
+        if self.run is not None:
+            self.run.result = to_json_value(result)
         if self.as_json:
             text = encode_result(result, code) + "\n"
         sys.stdout.write(text if isinstance(text, str) else text())

@@ -15,6 +15,7 @@ from pipeline.publish_outcome import format_mirror
 from schemas.timestamps import now_us
 
 GROUP: Final = "Maintain the lake"
+IS_MONITORED: Final = True
 RESULT: Final = MirrorResult
 
 

@@ -17,6 +17,7 @@ from pipeline.lake.layout import LakeLayout, lock_lake_for_reading
 from pipeline.lake.reader import has_catalog
 from pipeline.locations import parse_location
 from pipeline.maintenance.repair import check_folder, check_lake, check_permissions
+from pipeline.monitoring.after_run import check_channels
 from pipeline.process import run_async
 from pipeline.publish.iceberg import check_iceberg_tables, has_iceberg_tables
 from pipeline.publish.restore import check_backup
@@ -61,8 +62,9 @@ def run(
 ) -> ExitCode:
     """Check settings, service, disk, lake and images, and write nothing; every problem has a hint.
 
-    Makes one list call, if the service's address and token are set. Compares every part with its recorded hash, every
-    image with its size, and opens the catalog and every kept snapshot. `scanlake repair` repairs the damage in a lake.
+    Makes one list call, if the service's address and token are set, and a connection to notify_url. Compares every part
+    with its recorded hash, every image with its size, and opens the catalog and every kept snapshot. `scanlake repair`
+    repairs the damage in a lake.
 
     --published compares objects, rows and images of the newest published snapshot with the lake, with --read-data also
     every object's hash. Of Iceberg tables it names missing files, and tables with another number of rows than the
@@ -105,6 +107,7 @@ def _check_setup(context: CommandContext, *, read_data: bool, published: bool) -
     source = f", source {layers.source}" if layers.source else ""
     yield ok("settings", "file", f"{layers.path or 'none'}{source}")
     yield from check_permissions(layers.path, settings)
+    yield from check_channels(settings)
     yield from check_folder(settings)
     yield from _check_service(context, settings)
     if settings.publish_to is not None and not published:

@@ -16,6 +16,7 @@ from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.settings import require_base_url
 
 GROUP: Final = "Fetch data"
+IS_MONITORED: Final = True
 RESULT: Final = ImageSummary | WorkCounts
 
 _MAX_REASONS: Final = 10

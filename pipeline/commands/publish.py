@@ -18,6 +18,7 @@ from pipeline.publish_outcome import format_mirror
 from schemas.timestamps import now_us
 
 GROUP: Final = "Maintain the lake"
+IS_MONITORED: Final = True
 
 
 class PublishedLake(Struct, frozen=True):

@@ -29,6 +29,7 @@ from pipeline.reports.signing import sign
 from pipeline.settings import Settings, require_base_url
 
 GROUP: Final = "Use the data"
+IS_MONITORED: Final = True
 
 _MAX_LINES: Final = 20
 _selection_option = partial(typer.Option, rich_help_panel="Files")

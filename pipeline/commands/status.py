@@ -1,5 +1,7 @@
 """`scanlake status`: freshness and runs from the ledger; counts and rejects from the published catalog."""
 
+import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -11,12 +13,20 @@ from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
 from pipeline.context import CommandContext
-from pipeline.errors import ExitCode, ScanlakeError
-from pipeline.formatting import format_age, format_duration, format_instant, format_minute, format_path, pluralize
+from pipeline.errors import ExitCode, LakeCorruptedError, ScanlakeError, StorageError
+from pipeline.formatting import (
+    format_age,
+    format_bytes,
+    format_duration,
+    format_instant,
+    format_minute,
+    format_path,
+    pluralize,
+)
 from pipeline.lake.ledger_queries import RunRecord
-from pipeline.lake.reader import LiveState, fetch_dicts, has_catalog, open_catalog, read_live_state
+from pipeline.lake.reader import LiveState, fetch_dicts, has_catalog, load_live_state, open_catalog
 from pipeline.logs import to_one_line
-from pipeline.monitoring.run_history import Failures, find_failures
+from pipeline.monitoring.run_history import Failures, find_failures, find_image_failures
 from pipeline.publish_outcome import PublishOutcome
 from pipeline.settings import Settings
 from pipeline.text_tables import format_table
@@ -26,6 +36,7 @@ if TYPE_CHECKING:
     import duckdb
 
 _MAX_REASONS: Final = 10
+_FULL_BYTES: Final = 1_000_000  # free, below which no run commits
 _REJECTS: Final = """
     (SELECT reason, count(*) AS files, min(first_seen_at) AS first_seen_at, max(last_tried_at) AS last_tried_at,
             (list(file_id ORDER BY file_id))[:5] AS file_ids
@@ -108,6 +119,7 @@ class LakeStatus(Struct, frozen=True):
 
     The service's list counts `unproven_files` that no page shows. Each sync fetches `unstable_files` again: they have
     no update time, or list item and detail differ.
+    `problem` is why the next run cannot write, or why the state of the runs is unknown.
     """
 
     lake: Path
@@ -120,7 +132,9 @@ class LakeStatus(Struct, frozen=True):
     tables: Mapping[str, int] = field(default_factory=dict)
     running: RunningStatus | None = None
     paused_at_snapshot: int | None = None
+    problem: str | None = None
     failures: Failures | None = None
+    images: Failures | None = None
     interrupted: str | None = None
     unproven_files: int = 0
     unstable_files: int = 0
@@ -143,12 +157,17 @@ def run(
     """Show how current and how complete the lake is.
 
     It makes no calls to the service and does not disturb runs. Beside a catalog without a lake, such as a copy, it
-    shows what the catalog knows. The exit code is 1 while syncs fail.
+    shows what the catalog knows. The exit code is 1 while syncs, publishes or images fail, 7 if the disk is full,
+    9 if the ledger is damaged.
     """
     settings = context.settings()
-    state = read_live_state(settings.lake, runs=runs)
+    state, problem = _load_state(settings.lake, runs)
     failures = find_failures(settings.lake, state)
     status = LakeStatus(settings.lake, context.source, failures=failures)
+    if problem is not None:
+        status = replace(status, problem=to_one_line(f"{problem.message} {problem.hint}"))
+        if not has_catalog(settings):
+            raise problem
     if state is not None and not state.has_snapshots:
         status = replace(status, freshness=replace(status.freshness, files=state.files))
     elif failures is not None and not has_catalog(settings):
@@ -158,8 +177,20 @@ def run(
         status = _read_catalog(status, settings, runs)
     if state is not None:
         status = _update(status, state, runs)
-    code = ExitCode.FAILED if failures else ExitCode.OK
+    has_failed = failures or status.images or (status.publish is not None and status.publish.problem)
+    code = problem.exit_code if problem is not None else ExitCode.FAILED if has_failed else ExitCode.OK
     return context.print_result(status, lambda: _format_status(status), code)
+
+
+def _load_state(lake: Path, runs: int) -> tuple[LiveState | None, ScanlakeError | None]:
+    """Return the state of the lake, and why it cannot be read, or why no run can write."""
+    try:
+        state = load_live_state(lake, runs=runs)
+    except (LakeCorruptedError, StorageError) as error:
+        return None, error
+    free = shutil.disk_usage(lake).free if os.access(lake, os.W_OK) else _FULL_BYTES
+    full = StorageError(f"{lake}: {format_bytes(free)} free.", hint="Free disk space: a sync cannot commit.")
+    return state, full if free < _FULL_BYTES else None
 
 
 def _read_catalog(status: LakeStatus, settings: Settings, runs: int) -> LakeStatus:
@@ -211,6 +242,7 @@ def _update(status: LakeStatus, state: LiveState, runs: int) -> LakeStatus:
         freshness=freshness,
         lacks_rows=properties.has_unpublished_rows,
         is_catalog_changed=state.is_catalog_changed,
+        images=find_image_failures(state),
         publish=None if (last := properties.remote_publish) is None else PublishOutcome.from_record(last),
         running=_describe_running(state),
         paused_at_snapshot=None if (pause := properties.rollback_pause) is None else pause["to"],
@@ -303,7 +335,9 @@ def _describe_lake(status: LakeStatus) -> str:
 
 def _state_lines(status: LakeStatus) -> list[str]:
     """Return what a reader must know first: failures, a pause, and the run that is going on."""
-    lines = []
+    lines = [] if status.problem is None else [f"Failing: {status.problem}"]
+    if status.images is not None:
+        lines.append(f"Images: {status.images}")
     if status.failures is not None:
         lines.append(f"Failing: {status.failures}")
     elif status.interrupted is not None:

@@ -12,13 +12,10 @@ from pipeline.child_commands import run_maintenance
 from pipeline.command_options import Excludes, parse_range
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
-from pipeline.formatting import to_json_value
 from pipeline.lake.compaction import compact_if_due
 from pipeline.lake.mounts import remember_mount
 from pipeline.maintenance.writable_lake import open_writable_lake
-from pipeline.monitoring.after_run import LakeStats, RunDelta, measure_delta, monitored_sync, record_killed_sync
-from pipeline.monitoring.metrics import require_metrics_file
-from pipeline.monitoring.run_history import RunResult
+from pipeline.monitoring.after_run import LakeStats, RunDelta, measure_delta, record_killed_sync
 from pipeline.process import run_async
 from pipeline.publish_after_run import publish_in_subprocess
 from pipeline.publish_outcome import PublishOutcome
@@ -28,6 +25,7 @@ from pipeline.sync.sync import SyncSummary, TimeRange, sync
 from pipeline.sync.verify import VerifyResult, VerifyStopped, verify_if_due
 
 GROUP: Final = "Fetch data"
+IS_MONITORED: Final = True
 
 
 class ImagesOutcome(Struct, frozen=True):
@@ -85,16 +83,7 @@ def run(
     time_range = TimeRange(*parse_range(since, until), full)
     settings = context.settings()
     require_base_url(settings)
-    require_metrics_file(settings)
     record_killed_sync(settings, context.source or "")
-    with monitored_sync(settings, context.source or "") as result:
-        result.code = _sync(context, settings, time_range, result, accept_new_base_url=accept_new_base_url)
-    return result.code
-
-
-def _sync(
-    context: CommandContext, settings: Settings, time_range: TimeRange, result: RunResult, *, accept_new_base_url: bool
-) -> ExitCode:
     token = context.token(settings)
     progress = context.progress()
     prints_summary = not (context.as_json or context.quiet)
@@ -112,7 +101,6 @@ def _sync(
     remember_mount(settings.lake)
     followers = _run_followers(context, settings)
     outcome = SyncOutcome(**asdict(summary), delta=delta, lake=stats, verify=verification, **followers)
-    result.result = to_json_value(outcome)
     text = _format_verify(settings, verification, prints_summary=prints_summary)
     is_consistent = not isinstance(verification, VerifyResult) or verification.consistent
     code = ExitCode.OK if is_consistent and not (summary.rejects or summary.unproven) else ExitCode.REJECTS

@@ -19,7 +19,7 @@ from pipeline.client.errors import ANSWER_KINDS, RetriesExhaustedError
 from pipeline.client.image_client import DownloadedImage, ImageAnswer, InvalidLink, RefusedImage
 from pipeline.client.protocol import NotFound
 from pipeline.crawl.details import detail_for_key
-from pipeline.errors import ServiceUnavailableError
+from pipeline.errors import RunInterrupted, ScanlakeError, ServiceUnavailableError, StorageError
 from pipeline.formatting import pluralize
 from pipeline.images.image_writer import MAX_WORKERS, ImageSummary, ImageWriter
 from pipeline.images.storing import can_decode
@@ -34,12 +34,14 @@ from pipeline.lake.image_store import (
     read_totals,
     remove_files,
 )
-from pipeline.lake.reader import limit_address_space, open_catalog
+from pipeline.lake.ledger_queries import RunRecord
+from pipeline.lake.reader import IMAGES_COMMAND, limit_address_space, open_catalog
 from pipeline.logs import log
 from pipeline.process import run_async
 from pipeline.progress import ImageProgress, RateEstimator
+from pipeline.version import __version__
 from schemas.json_decode import InvalidJsonError, decode_json
-from schemas.timestamps import now_us
+from schemas.timestamps import new_run_id, now_us
 from schemas.value_types import ID
 
 if TYPE_CHECKING:
@@ -353,6 +355,7 @@ def fetch_images(
     `max_duration_seconds` ends is no error.
     """
     ledger, summary = lake.ledger, ImageSummary(is_decoded=can_decode())
+    record = RunRecord(new_run_id(), IMAGES_COMMAND, __version__, now_us(), state="failed")
     writer = ImageWriter(lake, summary)
     try:
         writer.adopt()
@@ -369,8 +372,15 @@ def fetch_images(
                 downloader = ImageDownloader(settings, token, writer, summary)
                 run = downloader.run(work, progress, identity=ledger.properties.identity, total=counts.to_fetch)
                 run_async(_run_within_limit(settings.max_duration_seconds, run, summary))
+        record = replace(record, state=summary.state)
+    except ScanlakeError as error:
+        state = "interrupted" if isinstance(error, RunInterrupted) else record.state
+        record = replace(record, state=state, error=error.message)
+        raise
     finally:
         writer.close()
+        with suppress(StorageError):  # the disk is full: other channels report the run
+            ledger.begin_run(replace(record, ended_at=now_us(), retries=summary.retries, seconds=summary.seconds))
         _publish_images(lake)
     summary.lake = read_totals(ledger)
     return summary

@@ -40,8 +40,10 @@ from pipeline.lake.folder_checks import FRESHNESS_VIEW, foreign_catalog_error
 from pipeline.lake.lake_folder import FolderKind, classify_folder, missing_catalog_error
 from pipeline.lake.layout import LakeLayout, has_writer_since, translate_os_errors
 from pipeline.lake.ledger_format import (
+    REBUILD_HINT,
     LedgerIdentity,
     connect_readonly,
+    describe_ledger,
     identify_ledger,
     refuse_other_formats,
     require_format,
@@ -468,7 +470,9 @@ def _check_node(node: dict[str, Any]) -> None:
 # State of a lake, ahead of its catalog
 
 _KILLED: Final = "The process ended without recording why."
-_FETCHES: Final = frozenset({"sync", "verify"})
+FETCHES: Final = frozenset({"sync", "verify"})
+"""Commands that fetch files: the success of one ends the failures of all."""
+IMAGES_COMMAND: Final = "images"
 _GOOD: Final = frozenset({"done", "stopped"})
 _MIN_RUNS: Final = 50  # to count consecutive failures
 
@@ -493,33 +497,42 @@ class LiveState(Struct, frozen=True):
         """The run that is going on."""
         return self.runs[0] if self.runs and self.runs[0].state == "running" else None
 
-    @property
-    def failures(self) -> tuple[RunRecord, ...]:
-        """Runs that failed since the last success, newest first. Interrupted ones do not count."""
-        last_success = self.last_success_at
-        return tuple(run for run in self.runs if run.state == "failed" and run.started_at > last_success)
+    def find_failures(self, commands: frozenset[str] = FETCHES) -> tuple[RunRecord, ...]:
+        """Return the runs of `commands` that failed since the last good one, newest first; not interrupted ones."""
+        last_success = self.last_success_at(commands)
+        runs = (run for run in self.runs if run.state == "failed" and run.command in commands)
+        return tuple(run for run in runs if run.started_at > last_success)
 
-    @property
-    def last_success_at(self) -> int:
-        """Start of the last run that fetched and ended well, microseconds; 0 without one."""
-        return max((run.started_at for run in self.runs if run.command in _FETCHES and run.state in _GOOD), default=0)
+    def last_success_at(self, commands: frozenset[str] = FETCHES) -> int:
+        """Return the start of the last run of `commands` that ended well, microseconds; 0 without one."""
+        return max((run.started_at for run in self.runs if run.command in commands and run.state in _GOOD), default=0)
 
 
 def read_live_state(lake: Path, *, runs: int) -> LiveState | None:
     """Return the state of the lake with at least its latest `runs` runs; None if the ledger cannot be read."""
+    with suppress(ScanlakeError):
+        return load_live_state(lake, runs=runs)
+    return None
+
+
+def load_live_state(lake: Path, *, runs: int) -> LiveState | None:
+    """Return what `read_live_state` does; None if there is no ledger, and nothing that needs one.
+
+    Raises the errors of `identify_ledger` and `open_ledger_readonly`, and `LakeCorruptedError` for a lake without it.
+    """
     layout = LakeLayout(lake.absolute())
-    try:
-        if identify_ledger(layout.ledger) is not LedgerIdentity.LEDGER:
-            return None  # a database of others: SQLite would write an index for its log
-        with open_ledger_readonly(layout) as ledger:
-            records = ledger.recent_runs(max(runs, _MIN_RUNS))
-            properties, files = ledger.properties, ledger.count_files()
-            unstable = ledger.count_lasting_unstable()
-            was_verified, has_snapshots = ledger.last_verification() is not None, ledger.last_snapshot() is not None
-        is_changed = all(_is_catalog_changed(layout) for _ in range(2))  # a publish can have replaced it in between
-        newest_runs = tuple(_mark_interrupted(layout, index, run) for index, run in enumerate(records))
-    except ScanlakeError:
-        return None  # `scanlake check` shows why
+    identity = identify_ledger(layout.ledger)
+    if identity is not LedgerIdentity.LEDGER:  # a database of others: SQLite would write an index for its log
+        if classify_folder(layout, identity) is FolderKind.LAKE_WITHOUT_LEDGER:
+            raise LakeCorruptedError(f"{layout.ledger}: {describe_ledger(layout.ledger, identity)}.", hint=REBUILD_HINT)
+        return None
+    with open_ledger_readonly(layout) as ledger:
+        records = ledger.recent_runs(max(runs, _MIN_RUNS))
+        properties, files = ledger.properties, ledger.count_files()
+        unstable = ledger.count_lasting_unstable()
+        was_verified, has_snapshots = ledger.last_verification() is not None, ledger.last_snapshot() is not None
+    is_changed = all(_is_catalog_changed(layout) for _ in range(2))  # a publish can have replaced it in between
+    newest_runs = tuple(_mark_interrupted(layout, index, run) for index, run in enumerate(records))
     progress, newest = properties.run_progress, next(iter(newest_runs), None)
     if newest is None or newest.state != "running" or progress is None or progress["run_id"] != newest.run_id:
         progress = None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+import socket
+from contextlib import contextmanager, nullcontext, suppress
+from datetime import datetime  # noqa: TC003 - msgspec reads the annotations
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -14,14 +15,14 @@ import aiohttp
 from msgspec import Struct
 from yarl import URL
 
-from pipeline.errors import ExitCode, StorageError, to_scanlake_error
+from pipeline.errors import ExitCode, ScanlakeError, SettingsError
+from pipeline.findings import Finding, from_error, ok, warning
 from pipeline.lake.lake_folder import find_enclosing_lake
-from pipeline.lake.layout import LakeLayout
-from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
+from pipeline.lake.mounts import find_lost_mount
 from pipeline.lake.reader import read_live_state
 from pipeline.logs import log, to_one_line
-from pipeline.monitoring.metrics import write_metrics
-from pipeline.monitoring.run_history import RunResult, read_run_stats, update_run_stats
+from pipeline.monitoring.metrics import require_metrics_file, write_metrics
+from pipeline.monitoring.run_history import SYNC, RunResult, RunStats, is_failure, read_run_stats, update_run_stats
 from pipeline.process import run_async
 from pipeline.progress import CrawlProgress
 from schemas.timestamps import format_instant, to_datetime
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger_queries import SnapshotRecord
-    from pipeline.monitoring.run_history import RunStats
     from pipeline.progress import ProgressState
     from pipeline.settings import Settings
 
@@ -42,6 +42,7 @@ _KILLED_CODE: Final = 137  # what a shell reports of SIGKILL
 _MAX_INCONSISTENT_VERIFICATIONS: Final = 2  # in one they can differ by chance
 _INCONSISTENT_REASON: Final = "Lake and service differ in several verifications; see meta.verifications."
 _NOT_PUBLISHED_REASON: Final = "The sync succeeded, but the object storage does not have it."
+_NO_IMAGES_REASON: Final = "The sync succeeded, but the images after it failed."
 
 
 class Alert(Struct, frozen=True):
@@ -52,51 +53,70 @@ class Alert(Struct, frozen=True):
     reason: str = ""
 
 
-@contextmanager
-def monitored_sync(settings: Settings, source: str = "") -> Iterator[RunResult]:
-    """Yield the result to fill in. At its end record it, with metrics and alerts."""
-    result = RunResult(settings.lake, source)
-    try:
-        yield result
-    except BaseException as error:
-        failure = to_scanlake_error(error)
-        result.code, result.error_type = failure.exit_code, type(failure).__name__
-        result.reason = to_one_line(f"{failure.message} {failure.hint}")
-        raise
-    finally:
-        result.seconds = max(0.0, (datetime.now(UTC) - result.started_at).total_seconds())
-        if _is_recorded(settings, result):
-            run_async(record_run(settings, result))
-
-
-def _is_recorded(settings: Settings, result: RunResult) -> bool:
-    """Return whether the run counts. A mistake in settings leaves nothing behind where there is no lake."""
-    if result.code != ExitCode.USAGE or settings.notify_url or settings.metrics_file:
-        return True
-    with suppress(StorageError):
-        return identify_ledger(LakeLayout(settings.lake.absolute()).ledger) is LedgerIdentity.LEDGER
-    return False
-
-
 async def record_run(settings: Settings, result: RunResult) -> None:
-    """Add the run to the statistics, write metrics, send an alert. Failures to do so are logged, not raised."""
-    if find_enclosing_lake(settings.lake) is None:
-        # Also a first sync that failed and made no lake has a reason, which status shows and an alert sends once.
-        with suppress(OSError):
-            settings.lake.mkdir(parents=True, exist_ok=True)
-    with update_run_stats(settings.lake) as stats:
-        stats.add_run(result)
-        alert = _choose_alert(result, stats)
+    """Report a run by each channel: statistics, metrics, an alert.
+
+    What one of them needs can be what has failed: its own failure is logged, and the others report all the same.
+    """
+    stats, alert, is_counted = RunStats(), None, False
+    with _log_failure("run_stats.failed"):
+        is_counted = result.command == SYNC and _can_count(settings, result)
+        with update_run_stats(settings.lake) if is_counted else nullcontext(read_run_stats(settings.lake)) as stats:
+            stats.add_run(result)
+            stats.lake["disk_free_bytes"] = _measure_free_space(settings.lake)
+            alert = _choose_alert(result, stats)
     if settings.metrics_file is not None:
         labels = {"source": result.source} if result.source else {"lake": str(result.lake.absolute())}
-        write_metrics(settings.metrics_file, stats, labels)
-    if alert is not None and await send_alert(settings, alert, result) and alert.event != "succeeded":
-        with update_run_stats(settings.lake) as stats:
-            stats.alerted_exit_codes = [*stats.alerted_exit_codes, alert.exit_code] if alert.event == "failed" else []
+        with _log_failure("metrics.write_failed"), suppress(SettingsError):  # a file of others has ended the run
+            require_metrics_file(settings)
+            write_metrics(settings.metrics_file, stats, labels, result)
+    with _log_failure("alert.failed"):
+        if alert is None or not await send_alert(settings, alert, result) or not is_counted:
+            return
+        if alert.event != "succeeded":
+            with update_run_stats(settings.lake) as stats:
+                failed = alert.event == "failed"
+                stats.alerted_exit_codes = [*stats.alerted_exit_codes, alert.exit_code] if failed else []
+
+
+@contextmanager
+def _log_failure(event: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever ends one channel, the others report
+        log.warning(event, reason=to_one_line(str(error)), exc_info=error)
+
+
+def _can_count(settings: Settings, result: RunResult) -> bool:
+    """Return whether a sync is counted. A mistake in settings leaves nothing behind where there is no lake.
+
+    Also a first sync that failed and made no lake has a reason, which status shows and an alert sends once.
+    """
+    if find_lost_mount(settings.lake) is not None:
+        return False
+    with suppress(OSError, ScanlakeError):
+        if find_enclosing_lake(settings.lake) is None:
+            if result.code == ExitCode.USAGE and not (settings.notify_url or settings.metrics_file):
+                return False
+            settings.lake.mkdir(parents=True, exist_ok=True)
+    return True
+
+
+def _measure_free_space(lake: Path) -> int | None:
+    """Return the free bytes of a lake's disk; None if there is no lake, so that they are not of another disk."""
+    with suppress(OSError):
+        return None if find_lost_mount(lake) else shutil.disk_usage(lake).free
+    return None
 
 
 def _choose_alert(result: RunResult, stats: RunStats) -> Alert | None:
-    """Return the alert about a run: "failed" once per exit code, "recovered" for the first success after one."""
+    """Return the alert about a run: "failed" once per exit code, "recovered" for the first success after one.
+
+    Of another command than sync nothing is remembered: each failure is sent.
+    """
+    if result.command != SYNC:
+        is_sent = result.has_failed and not result.follows_sync
+        return Alert("failed", result.code, result.reason) if is_sent else None
     problem = _find_problem(result, stats)
     if problem is not None:
         code, reason = problem
@@ -117,6 +137,9 @@ def _find_problem(result: RunResult, stats: RunStats) -> tuple[int, str] | None:
             return ExitCode.REJECTS, _INCONSISTENT_REASON
         if problem := (result.result.get("publish") or {}).get("problem"):
             return ExitCode.PUBLISH, f"{_NOT_PUBLISHED_REASON} {problem}"
+        images = result.result.get("images") or {}
+        if is_failure(images.get("exit_code", ExitCode.OK)):
+            return images["exit_code"], f"{_NO_IMAGES_REASON} {images['problem'] or ''}".rstrip()
     return None
 
 
@@ -126,8 +149,8 @@ def record_killed_sync(settings: Settings, source: str = "") -> None:
     A sync that the system or a power loss ends records no end.
     """
     state = read_live_state(settings.lake, runs=1)
-    last = next(iter(state.runs), None) if state is not None else None
-    if last is None or last.command != "sync" or last.state != "interrupted":
+    last = next((run for run in state.runs if run.command == SYNC), None) if state is not None else None
+    if last is None or last.state != "interrupted":
         return
     last_ended, started_at = read_run_stats(settings.lake).last_ended, to_datetime(last.started_at)
     if last_ended is not None and last_ended >= started_at:
@@ -149,11 +172,11 @@ async def send_alert(settings: Settings, alert: Alert, result: RunResult) -> boo
     what = {"failed": f"failed: {reason}", "recovered": "works again", "succeeded": "succeeded"}[alert.event]
     lake = str(result.lake.absolute())
     body = {
-        "text": f"scanlake sync of {result.source or lake} {what}",  # chat services show it
+        "text": f"scanlake {result.command} of {result.source or lake} {what}",  # chat services show it
         "event": alert.event,
         "reason": reason,
         "exit_code": alert.exit_code,
-        "command": "sync",
+        "command": result.command,
         "lake": lake,
         "source": result.source,
         "run_id": str(result.result.get("run_id") or ""),
@@ -177,6 +200,28 @@ async def _post(url: str, body: Mapping[str, Any]) -> str | None:
             return None if 200 <= response.status < 300 else f"notify_url: HTTP {response.status}"
     except (OSError, ValueError, aiohttp.ClientError) as error:
         return f"notify_url: {type(error).__name__}"
+
+
+def check_channels(settings: Settings) -> Iterator[Finding]:
+    """Yield findings for `metrics_file` and `notify_url`. Nothing is written and nothing is sent."""
+    if (file := settings.metrics_file) is not None:
+        try:
+            require_metrics_file(settings)
+            folder = next(folder for folder in file.absolute().parents if folder.exists())
+            if os.access(folder, os.W_OK | os.X_OK):
+                yield ok("settings", "metrics_file", f"{folder} can be written")
+            else:
+                yield warning("settings", "metrics_file", f"{folder} cannot be written", "Correct its permissions.")
+        except SettingsError as failure:
+            yield from_error("settings", "metrics_file", failure)
+    if settings.notify_url is not None:
+        url = URL(settings.notify_url.reveal(), encoded=True)
+        try:
+            socket.create_connection((url.host or "", url.port or 443), timeout=POST_SECONDS).close()
+            yield ok("settings", "notify_url", "its host takes connections; no alert was sent")
+        except OSError as failure:
+            problem = f"no connection to its host: {type(failure).__name__}"
+            yield warning("settings", "notify_url", problem, "Correct notify_url, or start the receiver.")
 
 
 # Figures of a run and its lake: from the ledger, without opening the catalog

@@ -16,10 +16,11 @@ import msgspec
 from msgspec import Struct, field
 
 from pipeline.atomic_files import lock_file
-from pipeline.errors import ExitCode, LakePausedError, StorageError
+from pipeline.errors import ExitCode, LakePausedError, ScanlakeError
 from pipeline.formatting import pluralize
 from pipeline.lake.lake_folder import RUN_STATS, FolderKind, classify_folder, is_run_stats
 from pipeline.lake.layout import LakeLayout
+from pipeline.lake.reader import IMAGES_COMMAND
 from pipeline.logs import log, to_one_line
 from schemas.timestamps import from_datetime
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
     from pipeline.lake.reader import LiveState
 
+SYNC: Final = "sync"
+"""The command whose runs are counted."""
 _WRITABLE_KINDS: Final = {FolderKind.EMPTY, FolderKind.LAKE}
 _DONE: Final = frozenset({ExitCode.OK, ExitCode.REJECTS})
 _NOT_RUN: Final = frozenset({ExitCode.LOCKED, ExitCode.INTERRUPTED})  # another run holds the lake, or it was stopped
@@ -36,9 +39,10 @@ _MAX_BYTES: Final = 1_000_000
 
 
 class RunResult(Struct):
-    """A sync of the lake of a source: exit code, and the object that --json prints.
+    """A run of a command on the lake of a source: exit code, and of a sync the object that --json prints.
 
-    `reason` is one line, empty without an error; `error_type` is the class name of that error.
+    `reason` is one line, empty without an error; `error_type` is the class name of that error. `follows_sync`: a
+    sync has started it, and sends the alert.
     """
 
     lake: Path
@@ -49,6 +53,8 @@ class RunResult(Struct):
     result: Mapping[str, Any] = field(default_factory=dict)
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     seconds: float = 0.0
+    command: str = SYNC
+    follows_sync: bool = False
 
     @property
     def ended_at(self) -> datetime:
@@ -64,7 +70,12 @@ class RunResult(Struct):
     def has_failed(self) -> bool:
         """Whether the operator learns of it. A lake that a rollback has paused is no failure."""
         is_paused = self.error_type == LakePausedError.__name__
-        return not is_paused and self.code not in _DONE | _NOT_RUN
+        return not is_paused and is_failure(self.code)
+
+
+def is_failure(code: int) -> bool:
+    """Return whether a command that ended with `code` has failed."""
+    return code not in _DONE | _NOT_RUN
 
 
 class RunStats(Struct):
@@ -88,7 +99,9 @@ class RunStats(Struct):
     alerted_exit_codes: list[int] = field(default_factory=list)  # since the last success
 
     def add_run(self, result: RunResult) -> None:
-        """Count a run."""
+        """Count a sync."""
+        if result.command != SYNC:
+            return
         code = str(int(result.code))
         self.runs[code] = self.runs.get(code, 0) + 1
         self.last_code, self.last_ended, self.last_seconds = result.code, result.ended_at, result.seconds
@@ -140,10 +153,10 @@ def update_run_stats(lake: Path) -> Iterator[RunStats]:
 def _lock(path: Path, stack: ExitStack) -> int | None:
     try:
         # Nothing is written to a folder that a run refuses, or to a file of others.
-        is_writable = path.parent.is_dir() and classify_folder(LakeLayout(path.parent)) in _WRITABLE_KINDS
-        if is_writable and (is_run_stats(path) or not os.path.lexists(path)):
+        is_new = path.parent.is_dir() and not os.path.lexists(path)
+        if is_run_stats(path) or (is_new and classify_folder(LakeLayout(path.parent)) in _WRITABLE_KINDS):
             return stack.enter_context(lock_file(path, blocking=True))  # all others hold it for a moment only
-    except (OSError, StorageError) as error:
+    except (OSError, ScanlakeError) as error:
         log.warning("run_stats.read_failed", path=str(path), reason=str(error))
     return None
 
@@ -181,7 +194,7 @@ class Failures(Struct, frozen=True):
 
 def find_failures(lake: Path, state: LiveState | None) -> Failures | None:
     """Return the failures since the last run that ended well; None without one. `state` is None without a lake."""
-    recorded, last_success_at = ((), 0) if state is None else (state.failures, state.last_success_at)
+    recorded, last_success_at = ((), 0) if state is None else (state.find_failures(), state.last_success_at())
     stats = read_run_stats(lake)
     ended_at = 0 if stats.last_ended is None else from_datetime(stats.last_ended)
     is_counted = stats.failures > 0 and ended_at > last_success_at
@@ -190,3 +203,9 @@ def find_failures(lake: Path, state: LiveState | None) -> Failures | None:
         return None
     reason = stats.reason if is_counted else recorded[0].error or "unknown"
     return Failures(count, to_one_line(reason))
+
+
+def find_image_failures(state: LiveState) -> Failures | None:
+    """Return the downloads of images that failed since the last one that ended well; None without one."""
+    failed = state.find_failures(frozenset({IMAGES_COMMAND}))
+    return Failures(len(failed), to_one_line(failed[0].error or "unknown")) if failed else None

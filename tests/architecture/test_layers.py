@@ -19,7 +19,7 @@ LAYERS: Final = (
     {"__main__"},
     {"cli"},
     {"commands"},
-    {"sources", "run_summaries", "publish_after_run"},
+    {"sources", "run_summaries", "publish_after_run", "monitored_run"},
     {"context", "publish_outcome"},
     {
         *("sync", "maintenance", "reports", "shares", "monitoring", "pages", "publish", "images"),

@@ -172,8 +172,9 @@ def test_a_bug_is_one_line_and_its_traceback_is_in_the_log_file_alone(
     assert all(text in event["traceback"] for text in ("KeyError", "test_cli.py"))
     assert canary not in str(event)
     assert "Traceback" in main("status", SCANLAKE_DEBUG="1").err
-    answer = main("status", "--log-file", "/proc/none/run.log")
-    assert (answer.code, "/proc/none" in answer.err) == (ExitCode.STORAGE, True)
+    warning, line = main("status", "--log-file", "/proc/none/run.log").lines
+    assert "log_file.not_opened  path=/proc/none/run.log" in warning
+    assert line.endswith("FILE gets the traceback to report.")
 
 
 def test_a_port_that_is_taken_is_named(scanlake: Scanlake) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import duckdb
 
 from pipeline.emulator import Emulator, ImageOptions
 from pipeline.emulator.faults import ScriptedFault
@@ -32,6 +35,7 @@ from tests.images.image_harness import (
 )
 from tests.lake.operations import called
 from tests.lake_copies import copy_lake
+from tests.monitoring.monitoring_harness import Collector
 from tests.processes import ended, executed, started
 from tests.soaking import SOAKING
 from tests.sync.sync_harness import SEED, synced
@@ -182,6 +186,31 @@ async def test_a_host_that_is_down_is_one_line_and_the_next_run_goes_on(tmp_path
         here.host.set_faults(probabilities={})
         assert (await here.run("sync", "--json", **after_sync)).json["images"] == {"exit_code": 0, "problem": None}
         require_whole(here.lake, here.truth())
+
+
+async def test_images_that_fail_are_told(tmp_path: Path) -> None:
+    """After a sync the sync alerts, else the run itself; `status`, the runs and the metrics show each failure."""
+    metrics, after_sync = tmp_path / "scanlake.prom", {"SCANLAKE_IMAGES_AFTER_SYNC": "true"}
+    fast = {"pipeline.client.client.MAX_ATTEMPTS": 1, "pipeline.client.client._MAX_IMAGE_HOST_SILENCE_SECONDS": 0.1}
+    async with scene(tmp_path, 4) as here:
+        here.host.set_faults(probabilities={"503": 1.0})
+        with Collector().serving() as hook:
+            settings = {"SCANLAKE_NOTIFY_URL": hook.url, "SCANLAKE_METRICS_FILE": str(metrics)}
+            failed = await here.run("sync", "--quiet", **after_sync, **settings)
+            assert (failed.code, (await here.fetch(**settings, **set_constants(fast))).code) == (0, ExitCode.FAILED)
+            status = called(here.lake, "status").out
+            assert f"Images: the last 2 runs failed: {len(here.truth())} images left, because the image host" in status
+            shown = re.findall(r'exit_code\{.*command="(\w+)"\} (\d)\n', metrics.read_text(encoding="utf-8"))
+            assert sorted(shown) == [("images", "1"), ("sync", "0")]
+            here.host.set_faults(probabilities={})
+            assert (await here.run("sync", "--quiet", **after_sync, **settings)).code == 0
+            assert called(here.lake, "status").code == 0
+    told = [(body["command"], body["event"], body["exit_code"]) for body in hook.bodies]
+    assert told == [("sync", "failed", 1), ("images", "failed", 1), ("sync", "recovered", 0)]
+    assert "but the images after it failed. " in hook.bodies[0]["reason"]
+    with closing(duckdb.connect(str(here.lake / "catalog.duckdb"), read_only=True)) as db:
+        runs = db.execute("SELECT state, error IS NULL FROM meta.runs WHERE command = 'images' ORDER BY started_at")
+        assert runs.fetchall() == [("failed", False), ("failed", False), ("done", True)]
 
 
 async def test_a_host_that_goes_down_does_not_hide_what_is_left(tmp_path: Path) -> None:

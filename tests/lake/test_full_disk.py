@@ -124,7 +124,8 @@ async def test_a_run_on_a_full_disk_has_failed(small_disk: Path) -> None:
         other.write_bytes(b"x" * (free - 60_000))
         code, _, message = await ran(emulator, lake, "sync")
         assert code == ExitCode.STORAGE, message
-        status = json.loads(told(lake, "status", "--json", code=1))
+        status = json.loads(told(lake, "status", "--json", code=ExitCode.STORAGE))
+        assert "B free. Free disk space" in status["problem"]
         assert status["interrupted"] is None
         assert status["runs"][0]["state"] == "failed"
         assert status["runs"][0]["error"] in message

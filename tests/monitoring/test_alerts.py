@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pty
 import time
 from pathlib import Path
+from subprocess import DEVNULL
 
 import pytest
 from structlog.testing import capture_logs
@@ -18,6 +21,7 @@ from pipeline.monitoring.run_history import RunResult, read_run_stats
 from pipeline.settings import Settings
 from pipeline.tokens import Secret
 from tests.constants import set_run_constants
+from tests.forked_process import fork_command
 from tests.monitoring.monitoring_harness import Collector, scanlake
 from tests.processes import ended, launched
 from tests.rows import every
@@ -121,6 +125,22 @@ async def test_a_sync_by_cron_sends_alerts(tmp_path: Path) -> None:
     assert "SCANLAKE_TOKEN" in first["reason"]
     assert second["event"] == "recovered"
     assert "wrong-token" not in str(hook.taken)
+
+
+async def test_a_failure_at_a_terminal_is_told_there_alone(tmp_path: Path) -> None:
+    """Who types a command reads why it failed; the same failure without a terminal is sent and in the metrics."""
+    ours, theirs = pty.openpty()
+    metrics = tmp_path / "scanlake.prom"
+    with Collector().serving() as hook:
+        async with Emulator(0, seed=5) as emulator:
+            given = {"SCANLAKE_NOTIFY_URL": hook.url, "SCANLAKE_METRICS_FILE": str(metrics)}
+            for terminal, alerts in ((theirs, 0), (DEVNULL, 1)):
+                environment = os.environ | given | {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": "unused"}
+                process = await fork_command(("verify",), env=environment, stdin=terminal)
+                assert (await ended(process))[0] == 2
+                assert (len(hook.taken), metrics.exists()) == (alerts, bool(alerts))
+    os.close(ours)
+    os.close(theirs)
 
 
 async def test_a_killed_sync_is_told_by_the_next(tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from pipeline.emulator import Emulator
-from pipeline.monitoring.metrics import METRICS, render_prometheus, write_metrics
-from pipeline.monitoring.run_history import RunStats
+from pipeline.monitoring.metrics import EXIT_CODE, LAST_RUN, LAST_SUCCESS, METRICS, render_prometheus, write_metrics
+from pipeline.monitoring.run_history import RunResult, RunStats
 from tests.constants import set_run_constants
 from tests.monitoring.monitoring_harness import parsed, scanlake
 
@@ -35,6 +36,9 @@ FULL = RunStats(
 )  # fmt: skip
 
 
+RESULT = RunResult(Path("lake"), code=1, started_at=datetime.fromtimestamp(1_795_000_000.25, UTC))
+
+
 def test_it_is_valid_whatever_the_labels_hold() -> None:
     """The text keeps to the format's grammar, also with quotes, backslashes and line breaks in a path."""
     path = 'C:\\lake "one"\nline\u00e9'
@@ -42,7 +46,8 @@ def test_it_is_valid_whatever_the_labels_hold() -> None:
     assert {dict(labels)["lake"] for _, labels in found} == {path}
     assert {name for name, _ in found} == {metric.name for metric in METRICS} | {"scanlake_build_info"}
     assert found["scanlake_runs_total", frozenset({("lake", path), ("exit_code", "1")})] == 2
-    assert found["scanlake_last_run_timestamp_seconds", frozenset({("lake", path)})] == 1_795_000_000.25
+    of_sync = frozenset({("lake", path), ("command", "sync")})
+    assert found["scanlake_last_run_timestamp_seconds", of_sync] == 1_795_000_000.25
     assert found["scanlake_last_verify_consistent", frozenset({("lake", path)})] == 1
 
 
@@ -60,13 +65,35 @@ def test_what_is_not_known_is_left_out() -> None:
 def test_a_reader_never_sees_half_of_it(tmp_path: Path) -> None:
     """A whole file takes the place of the former one, and nothing else is in the folder; everybody may read it."""
     path = tmp_path / "out" / "scanlake.prom"
-    write_metrics(path, FULL, {})
+    write_metrics(path, FULL, {}, RESULT)
+    whole = path.read_text(encoding="utf-8")
     with path.open(encoding="utf-8") as former:
-        write_metrics(path, RunStats(), {})
-        assert former.read() == render_prometheus(FULL, {})
-    assert path.read_text(encoding="utf-8") == render_prometheus(RunStats(), {})
+        write_metrics(path, RunStats(), {}, RESULT)
+        assert former.read() == whole
+    assert parsed(path.read_text(encoding="utf-8")) != parsed(whole)
     assert [each.name for each in path.parent.iterdir()] == ["scanlake.prom"]
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_the_file_remembers_the_last_run_of_each_command(tmp_path: Path) -> None:
+    """The last run and success of a command outlive the runs of others, and the lake; those of other lakes do not."""
+    path, labels, ran_at = tmp_path / "scanlake.prom", {"lake": 'a "b"\\n'}, RESULT.ended_at.timestamp()
+
+    def values(command: str) -> tuple[float | None, ...]:
+        found = parsed(path.read_text(encoding="utf-8"))
+        sample = frozenset({*labels.items(), ("command", command)})
+        return tuple(found.get((name, sample)) for name in (EXIT_CODE, LAST_RUN, LAST_SUCCESS))
+
+    write_metrics(path, RunStats(), labels, replace(RESULT, command="backup", code=0))
+    write_metrics(path, FULL, labels, replace(RESULT, code=7, seconds=5.0))
+    assert values("backup") == (0, ran_at, ran_at)
+    assert values("sync") == (7, ran_at + 5, 1_794_999_000)
+    write_metrics(path, RunStats(), labels, replace(RESULT, command="backup", code=8, seconds=9.0))
+    assert values("backup") == (8, ran_at + 9, ran_at)
+    assert values("sync") == (7, ran_at + 5, 1_794_999_000)
+    labels = {"lake": "another"}
+    write_metrics(path, RunStats(), labels, RESULT)
+    assert (values("backup"), values("sync")) == ((None, None, None), (1, ran_at, None))
 
 
 async def test_a_sync_by_cron_writes_them(tmp_path: Path) -> None:
@@ -93,7 +120,8 @@ async def test_a_sync_by_cron_writes_them(tmp_path: Path) -> None:
     assert value(first, "runs_total", exit_code="0") == value(second, "runs_total", exit_code="1") == 1
     assert (value(first, "consecutive_failures"), value(second, "consecutive_failures")) == (0, 1)
     assert before - 60 < value(first, "watermark_timestamp_seconds") < time.time()
-    assert before < value(second, "last_success_timestamp_seconds") < value(second, "last_run_timestamp_seconds")
+    success, last = (value(second, f"last_{name}_timestamp_seconds", command="sync") for name in ("success", "run"))
+    assert before < success < last
     files = {each.stat().st_ino: each.stat().st_size for each in lake.rglob("*") if each.is_file()}
     here = sum(files.values())
     assert abs(value(first, "lake_size_bytes") - here) < 0.3 * here
@@ -103,7 +131,7 @@ def test_a_place_that_takes_no_file_ends_no_sync(tmp_path: Path) -> None:
     """Metrics that cannot be written are a warning in the log; the sync has done its work."""
     (tmp_path / "file").write_text("", encoding="utf-8")
     with capture_logs() as events:
-        write_metrics(tmp_path / "file" / "m.prom", FULL, {})
+        write_metrics(tmp_path / "file" / "m.prom", FULL, {}, RESULT)
     assert [event["event"] for event in events] == ["metrics.write_failed"]
 
 

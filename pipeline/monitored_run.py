@@ -1,0 +1,48 @@
+"""A command whose end is reported: by statistics, metrics and alerts, whatever has failed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from pipeline.child_commands import FOLLOWER
+from pipeline.errors import ExitCode, to_scanlake_error
+from pipeline.logs import to_one_line
+from pipeline.monitoring.after_run import record_run
+from pipeline.monitoring.metrics import require_metrics_file
+from pipeline.monitoring.run_history import SYNC, RunResult
+from pipeline.process import run_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pipeline.context import CommandContext
+
+
+def run_monitored(context: CommandContext, command: str, run: Callable[..., ExitCode], **options: Any) -> ExitCode:
+    """Run a command and report its end.
+
+    A failure at a terminal is reported there alone, unless it is of a sync, which a timer runs too: a wrong option of
+    that is. Invalid settings are reported on stderr alone, because the channels are settings.
+    """
+    settings = context.load_layers().settings()
+    result = RunResult(settings.lake, context.source or "", command=command, follows_sync=FOLLOWER in os.environ)
+    try:
+        require_metrics_file(settings)
+        code = run(replace(context, run=result), **options)
+        result.code = code
+    except BaseException as error:
+        failure = to_scanlake_error(error)
+        result.code, result.error_type = failure.exit_code, type(failure).__name__
+        result.reason = to_one_line(f"{failure.message} {failure.hint}")
+        raise
+    finally:
+        result.seconds = max(0.0, (datetime.now(UTC) - result.started_at).total_seconds())
+        is_typed = sys.stdin.isatty() and (result.code == ExitCode.USAGE or command != SYNC)
+        if not (is_typed and result.has_failed):
+            run_async(record_run(settings, result))
+    return code
