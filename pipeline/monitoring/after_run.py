@@ -95,10 +95,12 @@ def _can_count(settings: Settings, result: RunResult) -> bool:
     if find_lost_mount(settings.lake) is not None:
         return False
     with suppress(OSError, ScanlakeError):
-        if find_enclosing_lake(settings.lake) is None:
+        enclosing = find_enclosing_lake(settings.lake)
+        if enclosing is None:
             if result.code == ExitCode.USAGE and not (settings.notify_url or settings.metrics_file):
                 return False
             settings.lake.mkdir(parents=True, exist_ok=True)
+        return enclosing in {None, settings.lake.resolve()}
     return True
 
 
