@@ -101,7 +101,7 @@ def test_settings_publish_tables_after_the_lake(history: History, tmp_path: Path
     assert list_differences(lake, number, reader(catalog)) == []
     assert f"{url} has snapshot {number}" in told(lake, "status")
     told(lake, "publish", "--iceberg", code=8, **wrong)
-    assert f"Publishing to {url} failed 1 time" in told(lake, "status")
+    assert f"Publishing to {url} failed 1 time" in told(lake, "status", code=1)
     assert not (tmp_path / "other.sqlite").exists()
     history.sync({2: 1})
     both = settings | {"PYICEBERG_CATALOG__SCANLAKE": "sql"}
