@@ -7,12 +7,13 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from pipeline.errors import ExitCode, ScanlakeError, most_severe
+from pipeline.errors import ExitCode, ScanlakeError, TimeLimitReachedError, most_severe
 from pipeline.logs import log
 from pipeline.stop_signals import name_parent
 from pipeline.tokens import environment_without_tokens
@@ -150,6 +151,18 @@ async def start_command(
             pass
         await asyncio.wait({last_line})
         await process.wait()
+
+
+@asynccontextmanager
+async def limit_commands(seconds: float, hint: str) -> AsyncIterator[dict[str, str]]:
+    """Yield the environment of commands without tokens; their temporary files end with the block, or with `seconds`."""
+    with tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
+        try:
+            async with asyncio.timeout(seconds):
+                yield environment_without_tokens() | {"TMPDIR": spill}
+        except TimeoutError:
+            message = f"It was stopped at the time limit of {seconds:g} seconds."
+            raise TimeLimitReachedError(message, hint=hint) from None
 
 
 def create_child_error(code: int, printed: Mapping[str, Any]) -> ScanlakeError:

@@ -4,10 +4,9 @@ import asyncio
 import json
 import os
 import sys
-import tempfile
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from decimal import Decimal
 from functools import wraps
 from typing import IO, Annotated, Any, Final
@@ -16,13 +15,19 @@ import typer
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pipeline.child_commands import create_child_error, parse_json_object, run_for_object, start_command, write_line
+from pipeline.child_commands import (
+    create_child_error,
+    limit_commands,
+    parse_json_object,
+    run_for_object,
+    start_command,
+    write_line,
+)
 from pipeline.context import CommandContext
-from pipeline.errors import BugError, ExitCode, SettingsError, TimeLimitReachedError, to_scanlake_error
+from pipeline.errors import BugError, ExitCode, SettingsError, to_scanlake_error
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.logs import log_traceback, to_one_line
 from pipeline.stop_signals import STOP_SIGNALS
-from pipeline.tokens import environment_without_tokens
 from pipeline.version import __version__
 
 try:  # the extra `mcp`
@@ -109,7 +114,7 @@ def create_server(context: CommandContext, limits: QueryLimits) -> "MCPServer[An
                 raise ToolError(_describe_failure(error)) from None
 
     async def read_object(*argv: str) -> dict[str, Any]:
-        async with _limit(limits.seconds) as variables:
+        async with limit_commands(limits.seconds, _ASK_FOR_LESS) as variables:
             return await run_for_object([*context.to_argv(), *argv], variables=variables)
 
     @tool
@@ -199,7 +204,7 @@ async def run_query(context: CommandContext, sql: str, limits: QueryLimits) -> d
 
     argv = ["--json", *replace(context, log_json=True).to_argv(), "query", "-"]
     async with (
-        _limit(limits.seconds) as variables,
+        limit_commands(limits.seconds, _ASK_FOR_LESS) as variables,
         start_command(argv, on_line=keep_event, variables=variables, line_bytes=limits.size) as child,
     ):
         with suppress(ConnectionError):  # a command that has failed does not read it
@@ -256,15 +261,3 @@ def _parse_integer(digits: str) -> int | str:
 def _parse_decimal(digits: str) -> float | str:
     number = float(digits)
     return number if Decimal(repr(number)) == Decimal(digits) else digits
-
-
-@asynccontextmanager
-async def _limit(seconds: float) -> AsyncIterator[dict[str, str]]:
-    """Yield the environment of a command without tokens; its temporary files end with the block, or with `seconds`."""
-    with tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
-        try:
-            async with asyncio.timeout(seconds):
-                yield environment_without_tokens() | {"TMPDIR": spill}
-        except TimeoutError:
-            message = f"It was stopped at the time limit of {seconds:g} seconds."
-            raise TimeLimitReachedError(message, hint=_ASK_FOR_LESS) from None
