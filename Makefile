@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast coverage check lint types format docs lock soak soak-publish mutants bench test-engines clean
+.PHONY: help demo test test-fast coverage check lint types format docs screenshots lock soak soak-publish mutants bench test-engines clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -64,6 +64,9 @@ bench: $(STAMP) ## measure speed and memory as ratios to a minimal client
 
 test-engines: $(STAMP) ## ask other engines about Iceberg tables, and open a lake with DuckDB 1.4, each in its own environment (installs them)
 	@$(BIN)/python -m tests.engines $(ARGS)
+
+screenshots: $(STAMP) ## take the pictures of the pages in docs/images, with Chromium
+	@$(BIN)/python -m tests.docs.screenshots
 
 lock: ## update requirements.lock (requires uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \

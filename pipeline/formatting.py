@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
@@ -23,6 +24,8 @@ _TERMINAL_SEQUENCE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b
 _CONTROL: Final = re.compile(
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+_PLAIN_NUMBER: Final = re.compile(r"(?:.*_)?(?:ids?|year|code|position)", re.IGNORECASE)
+_INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _BYTE_UNITS: Final = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -60,9 +63,36 @@ def pluralize(number: int, singular: str, plural: str = "") -> str:
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
-def format_decimal(number: float) -> str:
-    """Return a number with two significant digits below 10, and none after the point above."""
-    return f"{number:,.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.2g}"
+def is_plain_number(name: str) -> bool:
+    """Return whether a column of this name has ids or years, which have no thousands separators and no sum."""
+    return bool(_PLAIN_NUMBER.fullmatch(name))
+
+
+def format_numbers(texts: Sequence[str | None]) -> list[str | None]:
+    """Return numbers of SQL with thousands separators, and with the decimals that they need, at most four.
+
+    A number below 0.01 has three digits.
+    """
+    rounded = [f"{float(text):.4f}".rstrip("0") for text in texts if text and "." in text]
+    decimals = max((len(text.partition(".")[2]) for text in rounded), default=0)
+    return [text and _format_number(text, decimals) for text in texts]
+
+
+def _format_number(text: str, decimals: int) -> str:
+    if text.lstrip("-").isdecimal():
+        return f"{int(text):,}"
+    number = float(text)
+    if not math.isfinite(number):
+        return text
+    is_extreme = 0 < abs(number) < 0.01 or abs(number) >= 1e15
+    return f"{number:.3g}" if is_extreme else f"{number:,.{decimals}f}"
+
+
+def format_instants(texts: Sequence[str | None]) -> list[str | None]:
+    """Return instants of SQL without fractions of a second, and as dates if all of them are midnights."""
+    seconds = [text[:19] if text and _INSTANT.match(text) else text for text in texts]
+    is_midnight = all(text is None or text.endswith(" 00:00:00") for text in seconds)
+    return [text and text.removesuffix(" 00:00:00") for text in seconds] if is_midnight else seconds
 
 
 def format_bytes(number: float) -> str:

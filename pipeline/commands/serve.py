@@ -62,8 +62,8 @@ def run(
     and the runs until now, make no calls to the service and do not disturb runs. The printed address has the key to
     the rows; all users of this machine can read the dashboard itself.
 
-    --write writes the dashboard to a file instead. The file needs no network and can be mailed. It contains errors and
-    names of unknown keys, and nothing else of the files.
+    --write writes the dashboard to a file instead. The file needs no network and can be mailed. It contains counts,
+    errors and names of unknown keys, and nothing else of the files.
     """
     settings = context.settings()
     if write is None:
@@ -87,7 +87,7 @@ def _serve(context: CommandContext, settings: Settings, port: int) -> ExitCode:
     access = CatalogAccess(settings)
     source = _choose_source(settings, read_live_state(settings.lake, runs=0))
     render = partial(_render, settings, access, is_served=True)
-    site = Site(access, settings.lake.resolve().name, source, render)
+    site = Site(access, settings.lake.resolve().name, source, render, context.to_argv())
     asyncio.run(site.serve(port, announce))
     if access.is_stuck:  # DuckDB's thread would wake up in an interpreter that ends, and abort the process
         access.remove_spill()

@@ -217,15 +217,22 @@ def _count_used_bytes() -> int:
     return int(_PAGES.read_bytes().split()[1]) * resource.getpagesize() if _PAGES.exists() else 0
 
 
-def fetch_dicts(connection: duckdb.DuckDBPyConnection, sql: str, *values: Any) -> list[dict[str, Any]]:
-    """Return the rows of one of scanlake's own queries, each as a mapping from column to value."""
+@contextmanager
+def refuse_other_columns() -> Iterator[None]:
+    """Raise `LakeCorruptedError` if one of scanlake's own queries does not fit the catalog."""
     try:
-        result = connection.execute(sql, values)
+        yield
     except (duckdb.CatalogException, duckdb.BinderException) as error:
         raise LakeCorruptedError(
             f"The catalog has other columns than this version of scanlake: {short_message(error)}",
             hint="Run `scanlake sync` to publish it again.",
         ) from error
+
+
+def fetch_dicts(connection: duckdb.DuckDBPyConnection, sql: str, *values: Any) -> list[dict[str, Any]]:
+    """Return the rows of one of scanlake's own queries, each as a mapping from column to value."""
+    with refuse_other_columns():
+        result = connection.execute(sql, values)
     names = [column[0] for column in result.description or ()]
     return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 

@@ -23,13 +23,16 @@ from pipeline.lake.views import FILE_SUMMARY
 from pipeline.pages.catalog_access import (
     BrowsePage,
     NothingFoundError,
+    ResultColumn,
     clean_text,
     list_catalog_tables,
+    read_documented_queries,
     read_queries,
     read_query,
 )
+from pipeline.pages.charts import KINDS, choose_chart, draw_chart
 from pipeline.templates.rendering import read_script
-from schemas.tables import FILES, TABLES
+from schemas.tables import FILES, TABLES, UPLOADS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,8 +63,9 @@ _ROW_PER_FILE: Final = (FILE_SUMMARY.name, "fields_wide")
 _ORDER_COLUMNS: Final = 3
 """Of a view. DuckDB reads its other columns for the page's rows only; to sort by documents takes ten times as long."""
 MAX_ROWS: Final = 500
+_NO_CHART: Final = "none"
 _MAX_QUERY_CHARS: Final = 4_000  # each takes up to 12 bytes in the address
-DOCUMENTED_QUERIES: Final = read_queries("documented_queries.sql")
+DOCUMENTED_QUERIES: Final = read_documented_queries()
 """Title and SQL of each query of docs/queries.md that reads one catalog."""
 _SCRIPT: Final = read_script("browse_sql.js")
 _MAX_SECTION_ROWS: Final = 200
@@ -71,6 +75,7 @@ _QUERIES: Final = read_queries("file.sql")
 _SECTIONS: Final = {
     "fields": "Fields",
     "runs": "Workflow runs",
+    "open_steps": "Open workflow steps",
     "locations": "Locations",
     "events": "Closing, reopening, new references",
 }
@@ -99,56 +104,102 @@ def build_tables_page(lake: duckdb.DuckDBPyConnection) -> BrowsePage:
     return BrowsePage("browse_tables.html.jinja", "Tables", {"groups": groups})
 
 
-def build_rows_page(lake: duckdb.DuckDBPyConnection, name: str, url: URL, query: Query) -> BrowsePage:
-    """Return a page of a table's rows, with links to others. `query` are the cleaned parameters of `url`.
+class TableQuery(Struct, frozen=True):
+    """The rows of a table that an address asks for; `columns`, `source` and `order` are parts of their query."""
 
-    Raises `SettingsError` for a wrong filter, and `NothingFoundError`.
+    table: BrowsedTable
+    chosen: list[str]
+    filters: list[tuple[str, str, str]]
+    sort: str
+    is_descending: bool
+    columns: str
+    source: str
+    order: str
+
+    @property
+    def sql(self) -> str:
+        """The query for all rows."""
+        return f"SELECT {self.columns} FROM {self.source}{self.order}"
+
+
+def find_rows(lake: duckdb.DuckDBPyConnection, name: str, query: Query) -> TableQuery:
+    """Return the rows that an address asks for. Without columns it is all, nested ones last.
+
+    `query` are its cleaned parameters. Raises `SettingsError` for a wrong one, and `NothingFoundError`.
     """
     table = list_catalog_tables(lake).get(name)
     if table is None:
         raise NothingFoundError(f"No table {name}.", hint="The page Tables lists all.")
-    filters, page = _read_filters(query), _read_page(dict(query).get("page", "1"))
+    chosen, filters = [value for key, value in query if key == "show"], _read_filters(query)
     sort, is_descending = dict(query).get("sort", ""), dict(query).get("desc") == "1"
+    names = chosen or sorted(
+        table.columns, key=lambda name: ResultColumn(name, table.columns[name][0]).kind == "nested"
+    )
     conditions = " AND ".join(_to_condition(table, *entry) for entry in filters)
-    where = f" WHERE {conditions}" if conditions else ""
+    return TableQuery(
+        table,
+        chosen,
+        filters,
+        sort,
+        is_descending,
+        columns=", ".join(_quote_column(table, name) for name in names),
+        source=f"{table.sql_name} WHERE {conditions}" if conditions else table.sql_name,
+        order=f" ORDER BY {_order(table, sort, is_descending=is_descending)}",
+    )
+
+
+def build_rows_page(lake: duckdb.DuckDBPyConnection, name: str, url: URL, query: Query) -> BrowsePage:
+    """Return a page of the rows that `find_rows` finds, with links to others."""
+    rows = find_rows(lake, name, query)
+    table, source, order, page = rows.table, rows.source, rows.order, _read_page(dict(query).get("page", "1"))
     first = (page - 1) * ROWS_PER_PAGE
-    order = f" ORDER BY {_order(table, sort, is_descending=is_descending)}"
-    source, limit = f"{table.sql_name}{where}", f"LIMIT {ROWS_PER_PAGE + 1} OFFSET {first}"
-    sql = f"SELECT * FROM {source}{order}"
-    page_sql = f"{sql} {limit}"
+    limit = f"LIMIT {ROWS_PER_PAGE + 1} OFFSET {first}"
+    page_sql = f"{rows.sql} {limit}"
     is_view_of_files = _FILE in table.columns and table.name not in _TABLES
     # A count of such a view takes half as long as its rows.
-    count = None if is_view_of_files else _count_rows(lake, table, where)
+    count = None if is_view_of_files else _count_rows(lake, source)
     if table.name in _TABLES:  # sorts the numbers of the rows alone: page 900 of 157,000 uploads takes 14 ms, not 103
-        page_sql = f"FROM {table.sql_name} WHERE rowid IN (SELECT rowid FROM {source}{order} {limit}){order}"
-    elif is_view_of_files and not sort:
-        numbered = FILES.name if table.name in _ROW_PER_FILE and not where else source
-        count, page_sql = _select_page_by_file(lake, source, numbered, first, order)
+        numbers = f"SELECT rowid FROM {source}{order} {limit}"
+        page_sql = f"SELECT {rows.columns} FROM {table.sql_name} WHERE rowid IN ({numbers}){order}"
+    elif is_view_of_files and not rows.sort:
+        numbered = FILES.name if table.name in _ROW_PER_FILE and not rows.filters else source
+        count, of_page = _select_page_by_file(lake, source, numbered, first, order)
+        page_sql = f"SELECT {rows.columns} {of_page}"
     result = read_query(lake, page_sql, ROWS_PER_PAGE)
     sorted_url = url.without_query_params("page", "desc")
-    reversed_url = sorted_url if is_descending else sorted_url.update_query(desc="1")
+    reversed_url = sorted_url if rows.is_descending else sorted_url.update_query(desc="1")
+    sort_links = {column: sorted_url.update_query(sort=column) for column in table.columns}
     facet = dict(query).get("facet", "")
     values = {
-        "table": table,
+        "asked": rows,
         "facet": facet,
-        "facets": _count_values(lake, table, facet, where, url) if facet else [],
-        "filters": filters,
-        "shown_filters": [*filters, _NO_FILTER][:_MAX_FILTERS],
+        "facets": _count_values(lake, rows, facet, url) if facet else [],
+        "shown_filters": [*rows.filters, _NO_FILTER][:_MAX_FILTERS],
         "operators": _OPERATORS,
         "max_chars": _MAX_VALUE_CHARS,
-        "sort": sort,
-        "is_descending": is_descending,
         "count": count,
         "first": first,
         "last": first + len(result.rows),
+        "url": url,
         "start": url.without_query_params("page"),
         "previous": url.update_query(page=page - 1),
         "next": url.update_query(page=page + 1),
         "result": result,
-        "sql": sql,
-        "sort_links": {column: sorted_url.update_query(sort=column) for column in table.columns} | {sort: reversed_url},
+        "pictures": _find_pictures(lake, table, result),
+        "sort_links": sort_links | {rows.sort: reversed_url},
     }
     return BrowsePage("browse_rows.html.jinja", name, values)
+
+
+def _find_pictures(
+    lake: duckdb.DuckDBPyConnection, table: BrowsedTable, result: QueryRows
+) -> list[UploadImages | None]:
+    """Return the copies of the upload of each row; nothing if no row has one that a page shows."""
+    upload = "id" if table.name == UPLOADS.name else "upload_id"
+    keys = [(int(row.get(_FILE) or 0), row.get(upload)) for row in result.dicts]
+    images = read_images(lake, *{file_id for file_id, upload_id in keys if upload_id})
+    pictures = [images.get(key) for key in keys]
+    return pictures if any(picture is not None and picture.displayed for picture in pictures) else []
 
 
 def _read_filters(query: Query) -> list[tuple[str, str, str]]:
@@ -185,14 +236,14 @@ def _to_condition(table: BrowsedTable, column: str, op: str, text: str) -> str:
 
 
 def _count_values(
-    lake: duckdb.DuckDBPyConnection, table: BrowsedTable, column: str, where: str, url: URL
+    lake: duckdb.DuckDBPyConnection, rows: TableQuery, column: str, url: URL
 ) -> list[tuple[str, int, URL | None]]:
     """Return the most frequent values of a column among the filtered rows that a filter can have.
 
     They come as text, with the number of rows and the page of these; no address can have some of them.
     """
-    value = f"coalesce({_quote_column(table, column)}::VARCHAR, '')"
-    counted = f"SELECT {value} AS value, count(*) AS rows FROM {table.sql_name}{where} GROUP BY ALL"
+    value = f"coalesce({_quote_column(rows.table, column)}::VARCHAR, '')"
+    counted = f"SELECT {value} AS value, count(*) AS rows FROM {rows.source} GROUP BY ALL"
     sql = f"FROM ({counted}) WHERE length(value) <= {_MAX_VALUE_CHARS} ORDER BY rows DESC, value"
     plain = url.without_query_params("page", "facet")
     facets: list[tuple[str, int, URL | None]] = []
@@ -202,8 +253,8 @@ def _count_values(
     return facets
 
 
-def _count_rows(lake: duckdb.DuckDBPyConnection, table: BrowsedTable, where: str) -> int:
-    count = read_query(lake, f"SELECT count(*) FROM {table.sql_name}{where}", 1).rows[0][0]
+def _count_rows(lake: duckdb.DuckDBPyConnection, source: str) -> int:
+    count = read_query(lake, f"SELECT count(*) FROM {source}", 1).rows[0][0]
     return int(count or 0)
 
 
@@ -249,21 +300,26 @@ def _order(table: BrowsedTable, sort: str, *, is_descending: bool) -> str:
 # The query box
 
 
-def run_sql_page(lake: duckdb.DuckDBPyConnection, query: str) -> BrowsePage:
-    """Return the page with a query, and its result or its error."""
-    outcome: dict[str, Any] = {"result": None, "error": None}
+def run_sql_page(lake: duckdb.DuckDBPyConnection, url: URL, query: str, chart: str) -> BrowsePage:
+    """Return the page with a query, and its result with a chart, or its error. `chart` is a kind of chart, or empty."""
+    outcome: dict[str, Any] = {"result": None, "error": None, "plots": []}
     started = time.monotonic()
     try:
         if query.strip():
-            outcome["result"] = _read(lake, query)
+            outcome["result"] = result = _read(lake, query)
+            chosen = choose_chart(result, chart if chart in KINDS else "")
+            outcome["plots"] = draw_chart(chosen, result) if chosen and chart != _NO_CHART else []
     except SettingsError as error:
         outcome["error"] = error
     outcome["seconds"] = time.monotonic() - started
     tables = {name: table.columns for name, table in list_catalog_tables(lake).items() if not name.startswith("meta.")}
     values = {
         "query": query,
+        "url": url,
         "examples": DOCUMENTED_QUERIES,
         "max_chars": _MAX_QUERY_CHARS,
+        "chart": chart,
+        "charts": {"": "chart by type", **{kind: kind for kind in KINDS}, _NO_CHART: "no chart"},
         "tables": tables,
         **outcome,
     }
@@ -373,14 +429,14 @@ def _group_answers(answers: QueryRows) -> list[tuple[str | None, list[dict[str, 
 # Stored images
 
 
-def read_images(lake: duckdb.DuckDBPyConnection, file_id: int) -> defaultdict[str, UploadImages]:
-    """Return the copies of a file by upload id."""
-    sql = f"""SELECT upload_id::VARCHAR AS upload_id, kind, {_STORED} AS is_stored, {_IMAGE},
+def read_images(lake: duckdb.DuckDBPyConnection, *file_ids: int) -> defaultdict[tuple[int, str | None], UploadImages]:
+    """Return the copies of files by the ids of file and upload."""
+    sql = f"""SELECT file_id, upload_id::VARCHAR AS upload_id, kind, {_STORED} AS is_stored, {_IMAGE},
                      concat_ws(': ', replace(state, '_', ' '), reason) AS problem
-              FROM images WHERE file_id = {file_id}"""
-    uploads: defaultdict[str, UploadImages] = defaultdict(UploadImages)
+              FROM images WHERE file_id IN ({", ".join(map(str, file_ids)) or "NULL"})"""
+    uploads: defaultdict[tuple[int, str | None], UploadImages] = defaultdict(UploadImages)
     for row in fetch_dicts(lake, sql):
-        upload = uploads[row["upload_id"]]
+        upload = uploads[row["file_id"], row["upload_id"]]
         image = convert(row, StoredImage) if row["is_stored"] else None
         if row["kind"] == "thumbnail":
             upload.thumbnail = image

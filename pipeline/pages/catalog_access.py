@@ -8,14 +8,16 @@ import threading
 import time
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import duckdb
 from msgspec import Struct
 
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
-from pipeline.formatting import format_instant
+from pipeline.formatting import format_instant, format_instants, format_numbers, is_plain_number
 from pipeline.lake.reader import (
     check_query,
     fetch_catalog_columns,
@@ -28,7 +30,7 @@ from pipeline.lake.reader import (
 from pipeline.lake.sql import sql_identifier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pipeline.settings import Settings
 
@@ -38,12 +40,18 @@ if TYPE_CHECKING:
 _PAGE_SECONDS: Final = 10.0
 _MAX_VALUE_CHARS: Final = 2_000  # a link of an image is shorter
 _MAX_VALUES: Final = 50_000  # of a page: 2,000,000 took a minute and 75 MB
-_NUMBER_TYPES: Final = ("BIGINT", "INTEGER", "DOUBLE", "DECIMAL", "HUGEINT", "SMALLINT", "UBIGINT", "FLOAT")
+_KINDS: Final = {
+    "whole": re.compile(r"U?(TINY|SMALL|BIG|HUGE)?INT|U?INTEGER"),
+    "number": re.compile(r"DOUBLE|FLOAT|DECIMAL\(.*\)"),
+    "time": re.compile(r"DATE|TIMESTAMP[^\[]*"),
+    "nested": re.compile(r"JSON|(STRUCT|MAP|UNION|VARIANT)\b.*|.*\]"),
+}
 _INTERRUPT_SECONDS: Final = 0.05
 _STOP_SECONDS: Final = 3.0
 _STUCK_HINT: Final = "Wait for its end, or stop scanlake serve with Ctrl-C and start it again."
 _QUERY_HINT: Final = "Correct the query. The page Tables lists the tables and columns."
 _TITLE: Final = re.compile(r"^-- (.+)\n", re.MULTILINE)
+_DOCUMENTED: Final = re.compile(r"^\*\*\d+\. (.+?)\*\*.*?^```sql\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _Result = TypeVar("_Result")
 
 
@@ -64,22 +72,50 @@ class BrowsedTable(Struct, frozen=True):
         return ".".join(map(sql_identifier, self.name.split(".", 1) if self.name.startswith("meta.") else [self.name]))
 
 
+class ResultColumn(Struct, frozen=True):
+    """A column of a result. `type` is the one of DuckDB."""
+
+    name: str
+    type: str
+
+    @property
+    def kind(self) -> str:
+        """What its values are: whole numbers, other numbers, times, nested values such as JSON, or texts."""
+        return _classify_type(self.type)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether its values are numbers: they are on the right."""
+        return self.kind in {"whole", "number"}
+
+
+@cache
+def _classify_type(type_: str) -> str:
+    return next((kind for kind, types in _KINDS.items() if types.fullmatch(type_)), "text")
+
+
 class QueryRows(Struct, frozen=True):
     """Rows of a query as text; None is NULL.
 
-    `columns` are the names, and whether they are numbers; `all_columns` counts those of the query. `has_more`: the
-    query has more rows than these.
+    `all_columns` counts the columns of the query. `has_more`: the query has more rows than these.
     """
 
-    columns: tuple[tuple[str, bool], ...]
+    columns: tuple[ResultColumn, ...]
     rows: tuple[tuple[str | None, ...], ...]
     has_more: bool
     all_columns: int
 
     @property
     def dicts(self) -> list[dict[str, str | None]]:
-        """The rows of one of the pages' own queries, by column."""
-        return [{name: value for (name, _), value in zip(self.columns, row, strict=True)} for row in self.rows]
+        """The rows by column."""
+        names = [column.name for column in self.columns]
+        return [dict(zip(names, row, strict=True)) for row in self.rows]
+
+    @property
+    def pairs(self) -> list[tuple[tuple[str | None, ...], tuple[str | None, ...]]]:
+        """Each row as it is, and with numbers and times as people write them."""
+        values = zip(*self.rows, strict=True)
+        return list(zip(self.rows, zip(*map(_format_values, self.columns, values), strict=True), strict=True))
 
 
 class BrowsePage(Struct, frozen=True):
@@ -179,6 +215,13 @@ def read_queries(name: str) -> dict[str, str]:
     return {title: query.strip() for title, query in zip(parts[::2], parts[1::2], strict=True)}
 
 
+def read_documented_queries() -> dict[str, str]:
+    """Return the queries of docs/queries.md that read one catalog by their questions."""
+    page = files("pipeline.pages").joinpath("queries.md")  # in a wheel; a checkout has it in docs
+    text = (page if page.is_file() else Path(__file__).parents[2] / "docs/queries.md").read_text(encoding="utf-8")
+    return {title: query.strip() for title, query in _DOCUMENTED.findall(text) if "ATTACH" not in query}
+
+
 def clean_text(text: str) -> str:
     """Return the text without what HTML and SQL cannot contain."""
     return text.encode("utf-8", "replace").decode().replace("\0", "").replace("\r\n", "\n")
@@ -209,14 +252,23 @@ def read_query(lake: duckdb.DuckDBPyConnection, query: str, max_rows: int) -> Qu
         if not query.strip():
             raise SettingsError("The query is empty.", hint=_QUERY_HINT)
         check_query(lake, query)
-        result = lake.sql(query)
-        kinds = zip(result.columns, map(str, result.types), strict=True)
-        columns = tuple((name, kind.startswith(_NUMBER_TYPES) and not kind.endswith("]")) for name, kind in kinds)
-        columns = columns[: _MAX_VALUES // max_rows]
-        texts = ", ".join(
-            f"if(length({text}) > {_MAX_VALUE_CHARS}, left({text}, {_MAX_VALUE_CHARS - 1}) || '…', {text})"
-            for text in (f"#{index}::VARCHAR" for index, _ in enumerate(columns, 1))
-        )
-        # All at once: a result that is left unread after an error keeps the catalog open, for the next page, too.
-        rows = tuple(result.limit(max_rows + 1).project(texts).fetchall())
+        return read_rows(lake, query, max_rows)
+
+
+def read_rows(lake: duckdb.DuckDBPyConnection, query: str, max_rows: int) -> QueryRows:
+    """Return the first rows of a query."""
+    result = lake.sql(query)
+    columns = tuple(map(ResultColumn, result.columns, map(str, result.types)))[: _MAX_VALUES // max_rows]
+    texts = ", ".join(
+        f"if(length({text}) > {_MAX_VALUE_CHARS}, left({text}, {_MAX_VALUE_CHARS - 1}) || '…', {text})"
+        for text in (f"#{index}::VARCHAR" for index, _ in enumerate(columns, 1))
+    )
+    # All at once: a result that is left unread after an error keeps the catalog open, for the next page, too.
+    rows = tuple(result.limit(max_rows + 1).project(texts).fetchall())
     return QueryRows(columns, rows[:max_rows], len(rows) > max_rows, len(result.columns))
+
+
+def _format_values(column: ResultColumn, values: Sequence[str | None]) -> Sequence[str | None]:
+    if column.is_number and not is_plain_number(column.name):
+        return format_numbers(values)
+    return format_instants(values) if column.kind == "time" else values

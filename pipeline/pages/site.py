@@ -11,13 +11,15 @@ import os
 import secrets
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from aiohttp import web
 
-from pipeline.errors import ScanlakeError, SettingsError, to_scanlake_error
+from pipeline.child_commands import limit_commands, start_command
+from pipeline.errors import ExitCode, ScanlakeError, SettingsError, to_scanlake_error
 from pipeline.lake.reader import CATALOG
 from pipeline.pages.browse import (
     build_file_page,
@@ -25,6 +27,7 @@ from pipeline.pages.browse import (
     build_tables_page,
     find_file,
     find_image,
+    find_rows,
     read_image,
     run_sql_page,
 )
@@ -34,7 +37,7 @@ from pipeline.stop_signals import STOP_SIGNALS
 from pipeline.templates.rendering import build_policy, render
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import duckdb
     from yarl import URL
@@ -55,6 +58,11 @@ _IMAGE_PATH: Final = f"{_ROOT}/image/"
 _POLICY_RULES: Final = ("img-src 'self' data:", "base-uri 'none'", "form-action 'self'")
 _BUSY: Final = 503
 _RETRY_SECONDS: Final = "5"
+_FORMATS: Final = {"csv": "text/csv; charset=utf-8; header=present", "json": "application/json"}
+_MAX_DOWNLOADS: Final = 2  # each may use the memory of a query
+_DOWNLOAD_SECONDS: Final = 600
+_DOWNLOAD_HINT: Final = "Run it with `scanlake query`, which has no limit."
+_CHUNK_BYTES: Final = 1 << 16
 _MAX_ID: Final = 2**63 - 1
 _MAX_ID_DIGITS: Final = 19
 
@@ -77,13 +85,22 @@ def _build_headers(policy: str, **more: str) -> dict[str, str]:
 class Site:
     """The pages of a lake. `source` is the address of the service; `render_dashboard` returns the first page.
 
+    `options` are the global ones of a command on this lake.
+
     A random key for the life of the site protects the rows. The browser gets it with the printed address and keeps it
     as a cookie, which is not sent with requests that another site starts, and which no script can read.
     """
 
     def __init__(
-        self, access: CatalogAccess, lake: str, source: str | None, render_dashboard: Callable[[], str]
+        self,
+        access: CatalogAccess,
+        lake: str,
+        source: str | None,
+        render_dashboard: Callable[[], str],
+        options: Sequence[str],
     ) -> None:
+        self._options = options
+        self._downloads = asyncio.Semaphore(_MAX_DOWNLOADS)
         self._access = access
         self._lake = lake
         self._source = source
@@ -146,6 +163,9 @@ class Site:
         try:
             if path.startswith(_IMAGE_PATH):
                 return await asyncio.to_thread(self._build_image_response, path.removeprefix(_IMAGE_PATH))
+            if (form := request.query.get("format", "")) in _FORMATS and request.method == "GET":
+                sql = await asyncio.to_thread(self._access.read, lambda lake: find_sql(lake, path, query))
+                return await self._download(request, sql, form, f"{path.rpartition('/')[2]}.{form}")
             return await asyncio.to_thread(self._build_page_response, path, request.rel_url, query)
         except ConnectionError:  # the browser does not wait for the response
             raise
@@ -155,6 +175,35 @@ class Site:
     def _build_page_response(self, path: str, url: URL, query: Query) -> web.Response:
         page, snapshot = self._access.read(lambda lake: (build_page(lake, path, url, query), describe_snapshot(lake)))
         return self._render(page, path, snapshot)
+
+    async def _download(self, request: web.BaseRequest, sql: str, form: str, name: str) -> web.StreamResponse:
+        """Stream the whole result of a query as `scanlake query` writes it, whose process keeps no page waiting."""
+        disposition = {"Content-Type": _FORMATS[form], "Content-Disposition": f'attachment; filename="{name}"'}
+        argv = [*self._options, "query", "-", "--format", form]
+        response = web.StreamResponse(headers=_build_headers("default-src 'none'; sandbox", **disposition))
+        try:
+            async with (
+                self._downloads,
+                limit_commands(_DOWNLOAD_SECONDS, _DOWNLOAD_HINT) as variables,
+                start_command(argv, on_line=lambda _: None, variables=variables) as child,
+            ):
+                with suppress(ConnectionError):  # a command that has failed does not read it
+                    child.stdin.write(sql.encode())
+                    await child.stdin.drain()
+                child.stdin.close()
+                while chunk := await child.stdout.read(_CHUNK_BYTES):
+                    if not response.prepared:
+                        await response.prepare(request)
+                    await response.write(chunk)
+                if code := await child.process.wait():
+                    message = (await child.last_line).removeprefix("scanlake: ")
+                    raise (SettingsError if code == ExitCode.USAGE else ScanlakeError)(message)
+        except ScanlakeError:
+            if not response.prepared:
+                raise
+            if request.transport is not None:
+                request.transport.abort()  # a part must not look like the whole
+        return response
 
     def _build_image_response(self, sha256: str) -> web.Response:
         image = self._access.read(lambda lake: find_image(lake, sha256))
@@ -185,6 +234,15 @@ class Site:
         return _page_response(page.status, text, _build_headers(policy, **more))
 
 
+def find_sql(lake: duckdb.DuckDBPyConnection, path: str, query: Query) -> str:
+    """Return the query of all rows of a page. Raises `NothingFoundError` for a page without rows."""
+    if path == _SQL_PATH:
+        return dict(query).get("sql", "")
+    if path.startswith(_TABLE_PATH):
+        return find_rows(lake, path.removeprefix(_TABLE_PATH), query).sql
+    raise NothingFoundError("This page has no rows.", hint="The page Tables leads to all others.")
+
+
 def build_page(lake: duckdb.DuckDBPyConnection, path: str, url: URL, query: Query) -> BrowsePage:
     """Return the browse page of an address. Raises `NothingFoundError` for one that no page links to."""
     values = dict(query)
@@ -193,7 +251,7 @@ def build_page(lake: duckdb.DuckDBPyConnection, path: str, url: URL, query: Quer
     if path.startswith(_TABLE_PATH):
         return build_rows_page(lake, path.removeprefix(_TABLE_PATH), url, query)
     if path == _SQL_PATH:
-        return run_sql_page(lake, values.get("sql", ""))
+        return run_sql_page(lake, url, values.get("sql", ""), values.get("chart", ""))
     if path == _FILE_PATH and "q" in values:
         return find_file(lake, values["q"].strip())
     number = values.get("id", "")

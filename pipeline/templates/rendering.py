@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -13,11 +12,10 @@ from markupsafe import Markup, escape
 from pipeline.formatting import (
     escape_control_characters,
     format_age,
+    format_bytes,
     format_count,
     format_csp_hash,
-    format_decimal,
     format_instant,
-    format_minute,
     pluralize,
     truncate,
 )
@@ -30,6 +28,8 @@ def read_script(name: str) -> str:
     return files("pipeline.templates").joinpath(name).read_text(encoding="utf-8")
 
 
+_BAD_STATES: Final = frozenset({"failed", "interrupted", "not consistent"})
+_MAX_CELL_CHARS: Final = 160
 _STYLE: Final = read_script("style.css")
 
 
@@ -47,7 +47,7 @@ def render(template: str, policy: str, script: str = "", **values: Any) -> str:
 
 def is_web_address(text: str | None) -> bool:
     """Return whether a link may lead to it: http or https with a host, without spaces and characters that hide."""
-    if text is None or not text.isprintable() or " " in text:
+    if text is None or text[:4].lower() != "http" or not text.isprintable() or " " in text:
         return False
     try:
         parts = urlsplit(text)
@@ -87,15 +87,16 @@ ENVIRONMENT: Final = Environment(
 )
 ENVIRONMENT.filters |= {
     "age": format_age,
+    "bytes": format_bytes,
+    "cell": lambda text: escape(truncate(_redact_line(text), _MAX_CELL_CHARS)),
     "count": format_count,
-    "decimal": format_decimal,
+    "decimal": lambda number: f"{number:,.1f}",
     "exact": escape,  # for an address or the text of a box: the value itself, escaped
     "instant": format_instant,
-    "minute": format_minute,
     "pluralize": pluralize,
     "shorten": truncate,
     "unredacted": _show_unredacted,
     "utc": lambda at: f"{at:%Y-%m-%dT%H:%M:%SZ}",
     "visible": _redact_line,
 }
-ENVIRONMENT.tests |= {"instant": lambda value: isinstance(value, datetime), "web_address": is_web_address}
+ENVIRONMENT.tests |= {"bad": _BAD_STATES.__contains__, "web_address": is_web_address}

@@ -107,17 +107,18 @@ def running(profile: Path) -> Iterator[str]:
     command = [browser, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            yield _address(profile)
+            yield _address(profile, process)
         finally:
             process.terminate()
             process.wait(20)
 
 
-def _address(profile: Path) -> str:
+def _address(profile: Path, process: subprocess.Popen[bytes]) -> str:
     """Where the browser listens, which it writes into its profile when it is ready."""
     told = profile / "DevToolsActivePort"
     patience = time.monotonic() + _WAIT
     while not (told.exists() and len(lines := told.read_text(encoding="utf-8").splitlines()) == 2):
+        assert process.poll() is None, f"the browser ended with {process.returncode}"
         assert time.monotonic() < patience, "the browser did not start"
         time.sleep(0.02)
     return f"ws://127.0.0.1:{lines[0]}{lines[1]}"

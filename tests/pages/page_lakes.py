@@ -111,9 +111,9 @@ def load_data(folder: Path, now: datetime = NOW, ledger: LedgerState | None = No
         return load_dashboard(lake, folder.name, now, ledger)
 
 
-def rows_of(data: Dashboard, key: str) -> list[dict[str, Any]]:
+def rows_of(data: Dashboard, key: str) -> list[dict[str, str | None]]:
     """The rows of a panel."""
-    return next(rows for panel, rows in data.panels if panel.key == key)
+    return data.panels[key].rows.dicts
 
 
 def page_of(folder: Path, now: datetime = NOW, ledger: LedgerState | None = None) -> str:

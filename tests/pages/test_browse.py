@@ -9,6 +9,7 @@ from unittest.mock import patch
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import duckdb
+from yarl import URL
 
 from pipeline.lake.lake import Lake
 from pipeline.pages.browse import DOCUMENTED_QUERIES
@@ -22,6 +23,8 @@ from tests.soaking import sample
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from multidict import MultiMapping
 
     from tests.pages.conftest import PopulatedLake
 
@@ -143,7 +146,7 @@ def test_the_pages_of_a_table_have_each_row_once(
                 assert re.search(f"Rows {(page - 1) * size + 1:,} to {min(page * size, len(rows)):,}{total} *<", text)
                 assert (">Next</a>" in text) is (page * size < len(rows))
                 shown += [row[: len(rows[0])] for row in table_rows(text)]
-    assert shown == [[str(value) for value in row] for row in rows]
+    assert shown == [[str(value).removesuffix(" 00:00:00") for value in row] for row in rows]
 
 
 def test_a_page_of_a_view_reads_its_files_alone(visitor: Visitor, populated_lake: PopulatedLake) -> None:
@@ -264,7 +267,76 @@ def test_a_wrong_address_is_one_line(visitor: Visitor, path: str, status: int, s
     assert "Traceback" not in text
 
 
+def test_columns_are_chosen_and_stay_so(visitor: Visitor) -> None:
+    """A table shows the chosen columns, and all its links keep them; without a choice it is all, nested ones last."""
+    names = [name for name, _ in _shown_columns(visitor, "/browse/table/uploads")]
+    assert names[-2:] == ["geocoding", "extra"]
+    assert len(names) == 30
+    address = "/browse/table/uploads?show=id&show=extra&show=comment&column=has_damage&op=is&value=true"
+    assert [name for name, _ in _shown_columns(visitor, address)] == ["id", "extra", "comment"]
+    page = ParsedPage(visitor.get(address)[2])
+    links = [
+        dict.fromkeys(query.getall("show", [])) for query in map(_query_of, page.values("href")) if "column" in query
+    ]
+    assert len(links) > 5
+    assert all(list(shown) == ["id", "extra", "comment"] for shown in links)
+    checked = [attributes["value"] for _, attributes in page.tags if "checked" in attributes]
+    assert sorted(str(name) for name in checked) == ["comment", "extra", "id"]
+    (sql,) = [query["sql"] for query in map(_query_of, page.values("href")) if "sql" in query]
+    assert sql.startswith('SELECT "id", "extra", "comment" FROM "uploads" WHERE')
+    assert visitor.get("/browse/table/uploads?show=nope")[0] == 400
+
+
+def _query_of(href: str) -> MultiMapping[str]:
+    return URL(href).query
+
+
+def _shown_columns(visitor: Visitor, path: str) -> list[tuple[str, str]]:
+    (head,) = re.findall(r"<thead>(.*?)</thead>", visitor.get(path)[2], re.DOTALL)
+    return [(name.strip(), title) for title, name in re.findall(r'title="([^"]*)">(.*?)</a>', head)]
+
+
+@every(
+    ("sql", "shown"),
+    [
+        ("SELECT 12345678 AS n, 12345678 AS file_id, 2026 AS year", ["12,345,678", "12345678", "2026"]),
+        ("SELECT 1 / 14 AS ratio, 1e-7::DOUBLE AS small, 1e20::DOUBLE AS large", ["0.0714", "1e-07", "1e+20"]),
+        ("SELECT unnest([19.0, 15.25]) AS percent", ["19.00"]),
+        ("SELECT 'nan'::DOUBLE AS n, '-inf'::DOUBLE AS m, -0.5 AS o", ["nan", "-inf", "-0.5"]),
+        ("SELECT 12345678901234567890123.45::DECIMAL(38, 2) AS n", ["1.23e+22"]),
+        ("SELECT TIMESTAMP '2026-11-01' AS month, TIMESTAMP '2026-11-01 07:30:00.123' AS at",
+         ["2026-11-01", "2026-11-01 07:30:00"]),
+        ("SELECT TIMESTAMPTZ '2026-11-01 07:30:00+02' AS at, DATE '12026-01-01' AS day, TIME '07:00' AS time",
+         ["2026-11-01 05:30:00", "12026-01-01", "07:00:00"]),
+        ("SELECT unnest([TIMESTAMP '2026-11-01', NULL, 'infinity'::TIMESTAMP]) AS at", ["2026-11-01 00:00:00"]),
+        ("SELECT 12345678::VARCHAR AS text, [1, 20000] AS list", ["12345678", "[1, 20000]"]),
+    ],
+)  # fmt: skip
+def test_values_are_shown_as_people_write_them(visitor: Visitor, sql: str, shown: list[str]) -> None:
+    """Numbers and times are short, and have all digits in the title of their cell; ids, years and texts are as sent."""
+    text = visitor.get(f"/browse/sql?{urlencode({'sql': sql})}")[2]
+    assert table_rows(text)[0] == shown
+    with duckdb.connect() as db:
+        db.execute("SET TimeZone = 'UTC'")
+        (exact,) = db.execute(f"SELECT COLUMNS(*)::VARCHAR FROM ({sql}) LIMIT 1").fetchall()
+    changed = {value for value, short in zip(exact, shown, strict=True) if value != short}
+    assert changed <= set(ParsedPage(text).values("title")), sql
+
+
 # One file
+
+
+def test_a_file_names_its_open_steps(visitor: Visitor, populated_lake: PopulatedLake) -> None:
+    """The steps that an open workflow run still lacks are named, as many as the view counts."""
+    folder = populated_lake.folder
+    sql = "SELECT file_id, sum(open) FROM open_workflow_runs WHERE open > 0 GROUP BY ALL ORDER BY ALL LIMIT 3"
+    for file_id, count in asked(folder, sql):
+        text = visitor.get(f"/browse/file?id={file_id}")[2]
+        (section,) = re.findall(r'<section aria-labelledby="open_steps">.*?</section>', text, re.DOTALL)
+        names = {name for _, _, name in table_rows(section)}
+        assert len(table_rows(section)) == count
+        described = asked(folder, "SELECT description FROM workflow_definition_steps")
+        assert names <= {" ".join((name or "").split()) for (name,) in described}
 
 
 def test_a_file_has_all_it_consists_of(visitor: Visitor, populated_lake: PopulatedLake) -> None:

@@ -111,6 +111,13 @@ def test_a_file_shows_its_copies_from_the_store(shown: Visitor) -> None:
     assert '<a href="/browse/table/images">images</a></td><td>11</td>' in shown.get("/browse")[2]
     status, _, text = shown.get("/browse/table/images?column=state&op=is&value=stored")
     assert (status, "Rows 1 to 9 of 9" in text) == (200, True)
+    for path in (
+        "/browse/table/uploads?show=comment&show=id&show=file_id",
+        "/browse/table/uploads",
+        "/browse/table/images",
+    ):
+        assert set(_images_of(shown.get(path)[2])) == {f"/browse/image/{_hash(body)}" for body in (THUMB, JPEG + b"2")}
+    assert _images_of(shown.get("/browse/table/uploads?show=comment")[2]) == []
     status, _, text = shown.get("/browse/file?id=7")
     assert status == 200
     assert _images_of(text) == [f"/browse/image/{_hash(THUMB)}", f"/browse/image/{_hash(JPEG + b'2')}"]

@@ -100,7 +100,8 @@ def test_the_box_has_the_tables_beside_it_and_the_result_a_link(
     """
     query = "SELECT 1 / 3 AS third, 9007199254740993 AS id, 0.1::DOUBLE + 0.2::DOUBLE AS sum"
     _, headers, text = visitor.get(f"/browse/sql?{urlencode({'sql': query})}")
-    assert table_rows(text) == [["0.3333333333333333", "9007199254740993", "0.30000000000000004"]]
+    assert table_rows(text) == [["0.3333", "9007199254740993", "0.3"]]
+    assert {"0.3333333333333333", "0.30000000000000004"} <= set(ParsedPage(text).values("title"))
     links = [urlsplit(href) for href in ParsedPage(text).values("href")]
     assert {"sql": [query]} in [parse_qs(link.query) for link in links if link.path == "/browse/sql"]
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
