@@ -287,7 +287,7 @@ def _write_records(
     write_history(db, layout, spec, since_seq=base["commit_seq"])
     image_change = last_image_change(ledger)
     write_image_table(db, ledger, since_change=base.get("image_change", 0))
-    views = {**base["views"], **write_views(db, list_wide_views(db), base["views"])}
+    views = {**base["views"], **write_views(db, (*FIXED_VIEWS, *list_wide_views(db)), base["views"])}
     if views != base["views"]:  # always in a new catalog: an empty one has not the wide views
         write_dictionary(db)
     write_meta(db, ledger, spec)

@@ -14,7 +14,9 @@ import duckdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from pipeline.lake import catalog
 from pipeline.lake.lake import Lake
 from pipeline.lake.sql import sql_identifier, sql_literal
 from pipeline.lake.views import FIXED_VIEWS, list_wide_views, wide_columns
@@ -320,6 +322,25 @@ def test_a_column_is_for_a_name_of_the_tables(tmp_path: Path) -> None:
             lake.publish("", at=AT, complete=True, watermark=None)
     with opened(tmp_path / "lake") as db:
         assert asked(db, "FROM fields_wide") == [{"file_id": 1, "scan_code": "ref 1", "a": "v0", "c": "v1"}]
+
+
+def test_an_update_brings_the_views_of_this_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A catalog that was made with fewer and other views is updated, and has those of today with their columns."""
+    with Lake(tmp_path / "lake", doing="test") as lake:
+        with monkeypatch.context() as patch:
+            former = replace(FIXED_VIEWS[-1], columns=(("one", "One."),), sql="SELECT 1 AS one")
+            patch.setattr(catalog, "_empty_catalogs", {})
+            patch.setattr(catalog, "FIXED_VIEWS", (*FIXED_VIEWS[:-2], former))
+            commit(lake, {1: 0})
+            lake.publish("", at=AT, complete=True, watermark=None)
+        commit(lake, {2: 0}, stamp=1)
+        lake.publish("", at=AT + 1, complete=True, watermark=None)
+    with opened(tmp_path / "lake") as db:
+        for view in FIXED_VIEWS:
+            described = db.execute(
+                f"SELECT column_name FROM meta.data_dictionary WHERE table_name = '{view.name}'"
+            ).fetchall()
+            assert described == [(name,) for name, _ in view.columns]
 
 
 def test_answers_of_equal_labels_are_joined(people: Path) -> None:
