@@ -144,9 +144,11 @@ def _run(reading: Reading, owner: Row, position: int, run: Row) -> None:
     skipped = {step for step, states in taken.items() if states == {"skipped"}}
     reading.rows["workflow_runs"].append(
         owner
-        | {"id": int(run["id"]), "position": position, "definition": name, "removed": run.get("deleted_at") is not None}
-        | {"steps": len(steps), "skipped": len(skipped), "done": len(taken) - len(skipped)}
-        | {"open": len(steps - set(taken)), "undefined": _undefined(run, definition)}
+        | {"id": int(run["id"]), "position": position, "definition": name, "removed": bool(run.get("deleted_at"))}
+        | {"steps": len(steps), "skipped": len(steps & skipped), "done": len(steps & set(taken) - skipped)}
+        | {"open": len(steps - set(taken)), "other_steps": len(set(taken) - steps), "missing": steps - set(taken)}
+        | {"undefined": _undefined(run, definition), "completed": bool(run["completed_at"])}
+        | {"started_at": run.get("started_on_device_at") or run["submit_date_time"] or run["created_at"]}
         | {"extra": _unknown("workflow_runs", run)}
     )
     reading.rows["workflow_run_steps"] += [

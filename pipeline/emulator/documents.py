@@ -58,7 +58,7 @@ class DocumentRenderer:
             self.world.plan.seed,
             self.world.born - self.world.born % timestamps.DAY,
             nested,
-            loses_steps=quirks.definitions == "lose-steps",
+            definitions=quirks.definitions,
             mixed_answers=quirks.answer_values == "mixed",
         )
         self._options = RenderOptions(

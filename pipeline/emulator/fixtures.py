@@ -63,11 +63,11 @@ class FixturePools:
 
 
 def build_pools(
-    seed: int, until: int, time_format: timestamps.TimeFormat, *, loses_steps: bool = False, mixed_answers: bool = False
+    seed: int, until: int, time_format: timestamps.TimeFormat, *, definitions: str = "grow", mixed_answers: bool = False
 ) -> FixturePools:
     """Generate the pools of a seed; no definition is newer than `until`.
 
-    `loses_steps`: newer versions of a workflow drop steps. `mixed_answers`: some answers are lists or objects.
+    `definitions`: steps of newer versions of a workflow. `mixed_answers`: some answers are lists or objects.
     """
     rng = random.Random(f"pools:{seed}")
     devices = [(4_000 + n * 7, f"Gate {n} {rng.choice(_TOWNS)}") for n in range(40)]
@@ -78,7 +78,7 @@ def build_pools(
         uploads=[_build_upload(rng, devices) for _ in range(400)],
         geocodings=geocodings,
         locations=[{"id": 900 + n, "location": f"{rng.choice(_TOWNS)} terminal {n}"} for n in range(25)],
-        workflows=_build_workflows(rng, until, time_format, loses_steps=loses_steps),
+        workflows=_build_workflows(rng, until, time_format, definitions=definitions),
         forms=[_build_form(rng, n) for n in range(14)],
         fields=[
             (70_000 + n, rng.choice(("PO number", "Weight", "Lot", "Gewicht", "Zone ")) + f" {n}") for n in range(18)
@@ -136,11 +136,12 @@ def _build_geocoding(rng: random.Random) -> JsonObject:
 
 
 def _build_workflows(
-    rng: random.Random, until: int, time_format: timestamps.TimeFormat, *, loses_steps: bool
+    rng: random.Random, until: int, time_format: timestamps.TimeFormat, *, definitions: str
 ) -> list[JsonObject]:
     """Return workflow definitions; every third has two versions.
 
-    The newer version has a step more; with `loses_steps` it has only the first of the older steps beside it.
+    The newer version has a step more. With `lose-steps` it has only the first of the older steps beside it, with
+    `remove-steps` all of them, the first as removed.
     """
     format_time = timestamps.TIME_FORMATS[time_format]
     flows: list[JsonObject] = []
@@ -163,7 +164,9 @@ def _build_workflows(
         flows.append({**flow, "steps": steps})
         if n % 3 == 0:
             later = {"updated_at": format_time(created + 200 * timestamps.DAY), "name": f"{flow['name']} (v2)"}
-            older = steps[:1] if loses_steps else steps
+            older = steps[:1] if definitions == "lose-steps" else steps
+            if definitions == "remove-steps":
+                older = [{**steps[0], "deleted_at": later["updated_at"]}, *steps[1:]]
             flows.append({**flow, **later, "steps": [*older, _build_step(rng, 300 + n, len(steps))]})
     return flows
 

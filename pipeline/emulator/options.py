@@ -63,7 +63,9 @@ class Quirks:
     form_layout: Literal["mixed", "value-in-field", "answers-beside", "under-form"] = _option(
         "mixed", "location of the questions and answers of a form"
     )
-    definitions: Literal["grow", "lose-steps"] = _option("grow", "steps of newer versions of a workflow")
+    definitions: Literal["grow", "lose-steps", "remove-steps"] = _option(
+        "grow", "steps of newer versions of a workflow; remove-steps: one has a time of removal"
+    )
     identifiers: Literal["integer", "text"] = _option("integer", "type of device, workflow and step of an upload")
     answer_values: Literal["text", "mixed"] = _option("text", "mixed: some answers are lists or objects")
     decimals: Literal["point", "comma"] = _option("point", "comma: coordinates that are no numbers, such as 52,37")

@@ -49,13 +49,13 @@ DAMAGE: Final = View(
     "One row per month: photos taken (uploads of type snap), and how many of them show damage.",
     (
         ("month", "First day of the month of scan_date_time, or of created_at where that is NULL (UTC)."),
-        ("images", "Photos: uploads of type snap, without documents and manual uploads."),
+        ("photos", "Photos: uploads of type snap, without documents and manual uploads."),
         ("with_damage", "Photos that the app user marked as showing damage."),
         ("damage_ratio", "Photos with damage divided by photos with a damage flag; NULL: none has one."),
         ("files", "Files that the photos belong to."),
         ("files_with_damage", "Files with at least one photo that shows damage."),
     ),
-    "SELECT date_trunc('month', coalesce(scan_date_time, created_at))::TIMESTAMP AS month, count(*) AS images,"
+    "SELECT date_trunc('month', coalesce(scan_date_time, created_at))::TIMESTAMP AS month, count(*) AS photos,"
     " count(*) FILTER (has_damage) AS with_damage,"
     " count(*) FILTER (has_damage) / nullif(count(has_damage), 0) AS damage_ratio,"
     " count(DISTINCT file_id) AS files, count(DISTINCT file_id) FILTER (has_damage) AS files_with_damage"
@@ -87,41 +87,41 @@ WORKFLOW_STEPS: Final = View(
 )
 PROGRESS: Final = View(
     "workflow_progress",
-    "One row per workflow run that was not removed: how many steps of its own definition are done, skipped, open.",
+    "One row per workflow run that was not removed: the steps of its own definition, steps = done + skipped + open.",
     (
         ("file_id", "The file."),
         ("workflow_run_id", "Run; see workflow_runs.id."),
         ("workflow_id", "Workflow of the run."),
         ("workflow", "Name of the workflow in the definition that the run was made under."),
         ("steps", "Steps of the definition that the run was made under; NULL if the run came without a definition."),
-        ("done", "Steps executed: every status except skipped."),
-        ("skipped", "Steps skipped."),
-        ("open", "Steps of the definition that are neither executed nor skipped; NULL without a definition."),
+        ("done", "Those of them that were executed, with any status except skipped; NULL without a definition."),
+        ("skipped", "Those of them that were only skipped; NULL without a definition."),
+        ("open", "Those of them that were neither executed nor skipped; NULL without a definition."),
+        ("other_steps", "Steps executed or skipped that are not among them: removed, or not in the definition."),
         ("started_at", "Start on the device, otherwise submission, otherwise creation (UTC)."),
-        ("completed_at", "Completion (UTC); NULL while the run is open."),
+        ("completed_at", "Completion (UTC); NULL while the run is open. A completed run can have open steps."),
         ("_definition_hash", "Definition that the run was made under; see workflow_definitions."),
     ),
-    "WITH defined AS (SELECT id, _definition_hash FROM main.workflow_definition_steps WHERE deleted_at IS NULL),"
-    " sizes AS (SELECT _definition_hash, count(*) AS steps FROM defined GROUP BY ALL),"
-    " taken AS (SELECT step.file_id, step.workflow_run_id, run._definition_hash, step.workflow_step_id,"
-    " bool_or(lower(step.status) IS DISTINCT FROM 'skipped') AS done FROM main.workflow_run_steps AS step"
-    " LEFT JOIN main.workflow_runs AS run ON run.file_id = step.file_id AND run.id = step.workflow_run_id"
-    " GROUP BY ALL),"
-    " counted AS (SELECT taken.file_id, taken.workflow_run_id, count(*) FILTER (done) AS done,"
-    " count(*) FILTER (NOT done) AS skipped, count(defined.id) AS known FROM taken LEFT JOIN defined"
-    " ON defined.id = taken.workflow_step_id AND defined._definition_hash = taken._definition_hash GROUP BY ALL)"
-    " SELECT run.file_id, run.id AS workflow_run_id, run.workflow_id, definition.name AS workflow,"
-    " CASE WHEN definition._definition_hash IS NOT NULL THEN coalesce(sizes.steps, 0) END AS steps,"
-    " coalesce(counted.done, 0) AS done, coalesce(counted.skipped, 0) AS skipped,"
-    " CASE WHEN definition._definition_hash IS NOT NULL"
-    " THEN greatest(coalesce(sizes.steps, 0) - coalesce(counted.known, 0), 0) END AS open,"
+    "WITH run AS (SELECT * FROM main.workflow_runs WHERE deleted_at IS NULL),"
+    " defined AS (SELECT id, _definition_hash FROM main.workflow_definition_steps WHERE deleted_at IS NULL),"
+    " taken AS (SELECT file_id, workflow_run_id, workflow_step_id,"
+    " bool_or(lower(status) IS DISTINCT FROM 'skipped') AS done FROM main.workflow_run_steps GROUP BY ALL),"
+    # By position: two runs of a file can have one id.
+    " counted AS (SELECT run.file_id, run.position, definition.name AS workflow,"
+    " count(defined._definition_hash) AS steps, count(*) FILTER (done) AS done, count(*) FILTER (NOT done) AS skipped"
+    " FROM run JOIN main.workflow_definitions AS definition USING (_definition_hash)"
+    " LEFT JOIN defined USING (_definition_hash) LEFT JOIN taken ON taken.file_id = run.file_id"
+    " AND taken.workflow_run_id = run.id AND taken.workflow_step_id = defined.id GROUP BY ALL),"
+    " other AS (SELECT run.file_id, run.position, count(*) AS other_steps FROM run JOIN taken"
+    " ON taken.file_id = run.file_id AND taken.workflow_run_id = run.id ANTI JOIN defined"
+    " ON defined._definition_hash = run._definition_hash AND defined.id = taken.workflow_step_id GROUP BY ALL)"
+    " SELECT run.file_id, run.id AS workflow_run_id, run.workflow_id, counted.workflow, counted.steps, counted.done,"
+    " counted.skipped, counted.steps - counted.done - counted.skipped AS open,"
+    " coalesce(other.other_steps, 0) AS other_steps,"
     " coalesce(run.started_on_device_at, run.submit_date_time, run.created_at) AS started_at, run.completed_at,"
-    " run._definition_hash"
-    " FROM main.workflow_runs AS run"
-    " LEFT JOIN main.workflow_definitions AS definition ON definition._definition_hash = run._definition_hash"
-    " LEFT JOIN sizes ON sizes._definition_hash = run._definition_hash"
-    " LEFT JOIN counted ON counted.file_id = run.file_id AND counted.workflow_run_id = run.id"
-    " WHERE run.deleted_at IS NULL",
+    " run._definition_hash FROM run"
+    " LEFT JOIN counted ON counted.file_id = run.file_id AND counted.position = run.position"
+    " LEFT JOIN other ON other.file_id = run.file_id AND other.position = run.position",
 )
 OPEN_RUNS: Final = View(
     "open_workflow_runs",
@@ -136,6 +136,29 @@ OPEN_RUNS: Final = View(
     " (epoch(now()) - epoch(progress.started_at)) / 86400 AS age_days"
     " FROM main.workflow_progress AS progress JOIN main.files USING (file_id) WHERE progress.completed_at IS NULL",
 )
+OPEN_STEPS: Final = View(
+    "open_workflow_steps",
+    "One row per step of a workflow run that is not completed, if the step was neither executed nor skipped.",
+    (
+        ("file_id", "The file."),
+        ("scan_code", "Its reference."),
+        *PROGRESS.columns[1:4],
+        ("workflow_step_id", "Step; see workflow_definition_steps.id."),
+        ("step_order", "Position of the step in the workflow."),
+        ("description", "Description in the app, otherwise on the platform; NULL: the step has none."),
+        ("allow_skip", "The step may be skipped."),
+        ("started_at", "Start of the run: the step has been open since then (UTC)."),
+    ),
+    "SELECT file_id, scan_code, run.workflow_run_id, run.workflow_id, run.workflow, step.id AS workflow_step_id,"
+    " step.step_order, CASE WHEN trim(step.description) <> '' THEN step.description"
+    " WHEN trim(step.platform_description) <> '' THEN step.platform_description END AS description, step.allow_skip,"
+    " run.started_at FROM main.workflow_progress AS run JOIN main.files USING (file_id)"
+    " JOIN main.workflow_definition_steps AS step"
+    " ON step._definition_hash = run._definition_hash AND step.deleted_at IS NULL"
+    " ANTI JOIN main.workflow_run_steps AS taken ON taken.file_id = run.file_id"
+    " AND taken.workflow_run_id = run.workflow_run_id AND taken.workflow_step_id = step.id"
+    " WHERE run.completed_at IS NULL",
+)
 FILE_SUMMARY: Final = View(
     "file_summary",
     "One row per file: counts of what it has, and its first and last scan. A file counts once, whatever it joins.",
@@ -147,7 +170,8 @@ FILE_SUMMARY: Final = View(
         ("updated_at", "Last updated (UTC)."),
         ("tenant_id", "Most frequent tenant of its uploads."),
         ("locations", "Names of its locations in the order sent, joined with |."),
-        ("uploads", "Uploads of every type: photos, documents, manual uploads."),
+        ("uploads", "Uploads of every type: photos, documents, manual uploads and others."),
+        ("photos", "Photos: uploads of type snap."),
         ("damaged_uploads", "Uploads that the app user marked as showing damage."),
         ("devices", "Devices that made the uploads."),
         ("first_scan_at", "scan_date_time of the first upload, or created_at where that is NULL (UTC)."),
@@ -155,9 +179,10 @@ FILE_SUMMARY: Final = View(
         ("form_submits", "Submitted forms."),
         ("workflow_runs", "Workflow runs that were not removed."),
         ("open_workflow_runs", "Those that are not completed."),
-        ("open_steps", "Their steps that are neither executed nor skipped; NULL if no run has a definition."),
+        ("open_steps", "Their rows in open_workflow_steps. A run without a definition has none."),
     ),
     "WITH upload AS (SELECT file_id, mode(tenant_id) AS tenant_id, count(*) AS uploads,"
+    " count(*) FILTER (upload_type = 'snap') AS photos,"
     " count(*) FILTER (has_damage) AS damaged_uploads, count(DISTINCT device_id) AS devices,"
     " min(coalesce(scan_date_time, created_at)) AS first_scan_at, max(coalesce(scan_date_time, created_at))"
     " AS last_scan_at FROM main.uploads GROUP BY file_id),"
@@ -167,9 +192,10 @@ FILE_SUMMARY: Final = View(
     " run AS (SELECT file_id, count(*) AS workflow_runs, count(*) FILTER (completed_at IS NULL) AS open_workflow_runs,"
     " sum(open) FILTER (completed_at IS NULL)::BIGINT AS open_steps FROM main.workflow_progress GROUP BY file_id)"
     " SELECT files.file_id, files.scan_code, files.closed, files.created_at, files.updated_at, tenant_id, locations,"
-    " coalesce(uploads, 0) AS uploads, coalesce(damaged_uploads, 0) AS damaged_uploads,"
+    " coalesce(uploads, 0) AS uploads, coalesce(photos, 0) AS photos, coalesce(damaged_uploads, 0) AS damaged_uploads,"
     " coalesce(devices, 0) AS devices, first_scan_at, last_scan_at, coalesce(form_submits, 0) AS form_submits,"
-    " coalesce(workflow_runs, 0) AS workflow_runs, coalesce(open_workflow_runs, 0) AS open_workflow_runs, open_steps"
+    " coalesce(workflow_runs, 0) AS workflow_runs, coalesce(open_workflow_runs, 0) AS open_workflow_runs,"
+    " coalesce(open_steps, 0) AS open_steps"
     " FROM main.files LEFT JOIN upload USING (file_id) LEFT JOIN form USING (file_id)"
     " LEFT JOIN place USING (file_id) LEFT JOIN run USING (file_id)",
 )
@@ -201,7 +227,7 @@ ADDRESSES: Final = View(
     " TRY_CAST(split_part(texts[7], ',', 1) AS DOUBLE) AS latitude,"
     " TRY_CAST(split_part(texts[7], ',', 2) AS DOUBLE) AS longitude FROM named",
 )
-FIXED_VIEWS: Final = (WORKFLOWS, WORKFLOW_STEPS, DAMAGE, ADDRESSES, PROGRESS, OPEN_RUNS, FILE_SUMMARY)
+FIXED_VIEWS: Final = (WORKFLOWS, WORKFLOW_STEPS, DAMAGE, ADDRESSES, PROGRESS, OPEN_RUNS, OPEN_STEPS, FILE_SUMMARY)
 """The views that every catalog has with the same query."""
 
 

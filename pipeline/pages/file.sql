@@ -81,13 +81,10 @@ SELECT coalesce(workflow, 'Workflow ' || workflow_id) AS workflow, date_trunc('s
 FROM workflow_progress WHERE file_id = {file_id} ORDER BY workflow_progress.started_at
 
 -- open_steps
-SELECT coalesce(workflow, 'Workflow ' || run.workflow_id) AS workflow, date_trunc('second', started_at) AS started,
-       coalesce(nullif(trim(description), ''), 'Step ' || step.id) AS open_step
-FROM workflow_progress AS run
-JOIN workflow_definition_steps AS step ON step._definition_hash = run._definition_hash AND step.deleted_at IS NULL
-ANTI JOIN workflow_run_steps AS taken ON taken.file_id = run.file_id AND taken.workflow_run_id = run.workflow_run_id
-      AND taken.workflow_step_id = step.id
-WHERE run.file_id = {file_id} AND completed_at IS NULL ORDER BY run.started_at, run.workflow_run_id, step_order, position
+SELECT coalesce(workflow, 'Workflow ' || workflow_id) AS workflow, date_trunc('second', started_at) AS started,
+       coalesce(description, 'Step ' || workflow_step_id) AS open_step
+FROM open_workflow_steps WHERE file_id = {file_id}
+ORDER BY open_workflow_steps.started_at, workflow_run_id, step_order
 
 -- locations
 SELECT id, location FROM locations WHERE file_id = {file_id} ORDER BY position

@@ -149,7 +149,7 @@ def test_a_part_of_a_reference_is_no_reference() -> None:
 
 
 def test_damage_is_counted_once(lake: duckdb.DuckDBPyConnection) -> None:
-    """Query 4's images with damage are the photos of these months."""
+    """Query 4's photos with damage are those of these months."""
     months = _run(lake, _query("damage_by_month"))
     ((expected,),) = lake.execute(
         "SELECT count(*) FROM uploads WHERE has_damage AND upload_type = 'snap'"
@@ -213,7 +213,7 @@ def test_times_to_closing_are_known_or_null(lake: duckdb.DuckDBPyConnection) -> 
 
 
 def test_time_travel_counts_what_changed(lake: duckdb.DuckDBPyConnection) -> None:
-    """Query 17 counts what was created, updated and deleted since the first sync."""
+    """Query 18 counts what was created, updated and deleted since the first sync."""
     found = dict(_run(lake, _query("ATTACH")))
     # A file can be updated or created, and deleted afterwards.
     assert CREATED - DELETED <= found["added"] <= CREATED

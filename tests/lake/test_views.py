@@ -21,6 +21,7 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.sql import sql_identifier, sql_literal
 from pipeline.lake.views import FIXED_VIEWS, list_wide_views, wide_columns
 from schemas.tables import TABLES
+from schemas.timestamps import to_datetime
 from tests.lake.lake_builder import AT, commit
 from tests.made_once import make_once
 from tests.oracle import expected
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 CLIENT: Final = Path(sys.executable).with_name("duckdb")
 VIEWS: Final = (
-    "fields_wide form_answers_wide damage_by_month workflow_progress open_workflow_runs workflows"
+    "fields_wide form_answers_wide damage_by_month workflow_progress open_workflow_runs open_workflow_steps workflows"
     " workflow_steps upload_addresses file_summary"
 ).split()
 ODD: Final = (
@@ -141,7 +142,7 @@ def test_against_the_service(history: History) -> None:
             assert sent[file_id, submit][label] == " | ".join(values)
         months = asked(db, "FROM damage_by_month")
         photos = [row for row in rows["uploads"] if row["upload_type"] == "snap"]
-        assert sum(row["images"] for row in months) == len(photos) < len(rows["uploads"])
+        assert sum(row["photos"] for row in months) == len(photos) < len(rows["uploads"])
         assert sum(row["with_damage"] for row in months) == sum(row["has_damage"] is True for row in photos)
         progress = {(row["file_id"], row["workflow_run_id"]): row for row in asked(db, "FROM workflow_progress")}
         here = [row for row in rows["workflow_runs"] if row["deleted_at"] is None]
@@ -194,7 +195,7 @@ def test_a_month_is_that_in_which_photos_were_taken(tmp_path: Path) -> None:
         commit(lake, {1: 0}, {"uploads": photos})
         lake.publish("", at=AT, complete=True, watermark=None)
     with opened(tmp_path / "lake") as db:
-        months = db.execute("SELECT strftime(month, '%Y-%m'), images, with_damage FROM damage_by_month").fetchall()
+        months = db.execute("SELECT strftime(month, '%Y-%m'), photos, with_damage FROM damage_by_month").fetchall()
     assert sorted(months) == [("2026-09", 2, 2), ("2026-10", 1, 0)]
 
 
@@ -213,8 +214,63 @@ def test_what_nobody_said_is_not_known(tmp_path: Path) -> None:
         commit(lake, {1: 0}, {"uploads": photos, "fields": fields})
         lake.publish("", at=AT, complete=True, watermark=None)
     with opened(tmp_path / "lake") as db:
-        assert db.execute("SELECT images, damage_ratio FROM damage_by_month").fetchall() == [(1, None), (3, 0.5)]
+        assert db.execute("SELECT photos, damage_ratio FROM damage_by_month").fetchall() == [(1, None), (3, 0.5)]
         assert asked(db, "FROM fields_wide") == [{"file_id": 1, "scan_code": "ref 1", "Lot": None}]
+
+
+RUN_STEPS: Final[dict[str, tuple[str | None, dict[int | None, str | None], tuple[int | None, ...]]]] = {
+    # Run: definition, then steps taken with their status, then steps, done, skipped, open and other_steps.
+    "each of a kind": ("three", {1: "done", 2: "Skipped"}, (3, 1, 1, 1, 0)),
+    "removed and unknown ones": ("three", {4: "done", 99: "skipped", None: "done"}, (3, 0, 0, 3, 3)),
+    "all, but no completion": ("three", {1: "done", 2: None, 3: "skipped"}, (3, 2, 1, 0, 0)),
+    "a definition of none": ("none", {1: "done"}, (0, 0, 0, 0, 1)),
+    "no definition": (None, {1: "done", 2: "skipped"}, (None, None, None, None, 2)),
+    "no definition and no step": (None, {}, (None, None, None, None, 0)),
+}
+
+
+def test_the_steps_of_a_run_add_up(tmp_path: Path) -> None:
+    """Steps of the definition are done, skipped or open, others are counted apart, and each open one is a row."""
+    hashes = {"three": "a", "none": "b", None: None}
+    runs, taken = [], []
+    for file_id, (definition, states, _) in enumerate(RUN_STEPS.values(), 1):
+        run = {"file_id": file_id, "id": 7, "workflow_id": 3, "_definition_hash": hashes[definition], "created_at": AT}
+        runs += [run | {"position": 0}, run | {"id": 8, "position": 1, "completed_at": AT}]
+        runs.append(run | {"id": 9, "position": 2, "deleted_at": AT})
+        taken += [
+            {"file_id": file_id, "workflow_run_id": run_id, "id": place, "workflow_step_id": step, "status": status}
+            for run_id in (7, 8, 9)
+            for place, (step, status) in enumerate([*states.items(), *[(1, "skipped")] * (states.get(1) == "done")])
+        ]
+    runs.append({"file_id": 1, "id": 7, "position": 3, "_definition_hash": "b"})  # the id of another run
+    steps = [
+        {"_definition_hash": "a", "id": step, "step_order": step, "description": f" {step}" * (step != 3), **more}
+        for step, more in ((1, {}), (2, {}), (3, {"platform_description": "the last"}), (4, {"deleted_at": AT}))
+    ]
+    definitions = [{"_definition_hash": each, "id": 3, "name": f"flow {each}"} for each in "ab"]
+    children: dict[str, list[dict[str, Any]]] = {"workflow_runs": runs, "workflow_run_steps": taken}
+    with Lake(tmp_path / "lake", doing="test") as lake:
+        files = dict.fromkeys(range(1, len(RUN_STEPS) + 1), 0)
+        commit(lake, files, children | {"workflow_definitions": definitions, "workflow_definition_steps": steps})
+        lake.publish("", at=AT, complete=True, watermark=None)
+    numbers = "steps, done, skipped, open, other_steps"
+    with opened(tmp_path / "lake") as db:
+        for file_id, (name, (_, _, expected_numbers)) in enumerate(RUN_STEPS.items(), 1):
+            query = f"SELECT {numbers} FROM {{}} WHERE file_id = {file_id} ORDER BY steps DESC"
+            twin = [(0, 0, 0, 0, 2)] * (file_id == 1)
+            assert db.execute(query.format("workflow_progress")).fetchall() == [expected_numbers] * 2 + twin, name
+            assert db.execute(query.format("open_workflow_runs")).fetchall() == [expected_numbers, *twin], name
+            missing = db.execute(
+                "SELECT workflow_run_id, workflow, workflow_step_id, step_order, trim(description), started_at"
+                f" FROM open_workflow_steps WHERE file_id = {file_id} ORDER BY step_order"
+            ).fetchall()
+            assert len(missing) == (expected_numbers[3] or 0), name
+            summary = "SELECT workflow_runs, open_workflow_runs, open_steps FROM file_summary WHERE file_id = "
+            assert db.execute(f"{summary}{file_id}").fetchall() == [(2 + len(twin), 1 + len(twin), len(missing))], name
+            if name == "each of a kind":
+                assert missing == [(7, "flow a", 3, 3, "the last", to_datetime(AT).replace(tzinfo=None))]
+            if name == "removed and unknown ones":
+                assert [row[4] for row in missing] == ["1", "2", "the last"]
 
 
 def test_everything_has_a_comment(history: History) -> None:

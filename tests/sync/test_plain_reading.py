@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pipeline.emulator import PROFILES, Emulator, make_quirks
+from pipeline.emulator.generator import EDIT_KINDS
+from pipeline.sync.verify import VerifyMode
+from tests.plain_counts import COUNTED, count_cells, count_views
 from tests.plain_reading import Reading, count, read_service
-from tests.sync.sync_harness import SEED, opened, synced
+from tests.sync.sync_harness import SEED, opened, synced, verified
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +50,7 @@ def as_told(told: Any) -> Any:
     return None if told is None else told if isinstance(told, str) else json.dumps(told)
 
 
-@pytest.mark.usefixtures("sockets")
+@pytest.mark.usefixtures("published")
 @pytest.mark.parametrize("world", [*WORLDS, *(pytest.param(name, marks=pytest.mark.soak) for name in ALONE)])
 async def test_the_lake_is_as_told(lake: Path, world: str) -> None:
     """The lake has what a plain reader of lists and details is told, no more and no less."""
@@ -61,6 +64,7 @@ async def test_the_lake_is_as_told(lake: Path, world: str) -> None:
         _check_answers(db, reading)
         _check_runs(db, reading)
         _check_extra(db, reading)
+        _check_counts(db, reading)
 
 
 def _check_children(db: duckdb.DuckDBPyConnection, reading: Reading) -> None:
@@ -100,8 +104,7 @@ def _check_answers(db: duckdb.DuckDBPyConnection, reading: Reading) -> None:
 
 
 def _check_runs(db: duckdb.DuckDBPyConnection, reading: Reading) -> None:
-    """Each run's steps, done, skipped and open follow from the definition that the run carries, and from no other."""
-    progress = rows(db, "SELECT file_id, workflow_run_id AS id, steps, done, skipped, open FROM workflow_progress")
+    """Each run names the definition that it carries, and no other."""
     defined = rows(db, "SELECT _definition_hash FROM workflow_definitions")
     made = rows(
         db,
@@ -114,9 +117,7 @@ def _check_runs(db: duckdb.DuckDBPyConnection, reading: Reading) -> None:
         " LEFT JOIN workflow_definition_steps AS defined ON defined._definition_hash = run._definition_hash"
         " AND defined.id = step.workflow_step_id WHERE defined.id IS NULL"
     ).fetchone()
-    names = ["file_id", "id", "steps", "done", "skipped", "open"]
     runs = reading.rows["workflow_runs"]
-    assert count(progress, names) == count((run for run in runs if not run["removed"]), names)
     assert len(defined) == len(reading.definitions)
     assert {(row["file_id"], row["id"]) for row in made} == {(row["file_id"], row["id"]) for row in runs}
     assert {row["definitions"] for row in made} == {1}
@@ -136,6 +137,63 @@ def _check_extra(db: duckdb.DuckDBPyConnection, reading: Reading) -> None:
             row["extra"] = row["extra"] and json.dumps(json.loads(row["extra"]), sort_keys=True)
         told = [{**row, **{name: str(row[name]) for name in names}} for row in reading.rows[table]]
         assert count(held, ["file_id", *names, "extra"]) == count(told, ["file_id", *names, "extra"]), table
+
+
+def _check_counts(db: duckdb.DuckDBPyConnection, reading: Reading) -> None:
+    """Every number of every view is what somebody counts who reads the documents; all but ids and ages are compared."""
+    for view, told in count_views(reading).items():
+        held = rows(db, f"FROM {view}")
+        differing = (count(held, COUNTED[view]) - count(told, COUNTED[view])).total(), len(held) - len(told)
+        assert differing == (0, 0), view
+    for view, (told_rows, told_cells) in count_cells(reading).items():
+        fixed = "file_id scan_code form_submit_id form_id title".split()
+        held = rows(db, f"FROM {view}")
+        cells = sum(value is not None for row in held for name, value in row.items() if name not in fixed)
+        assert (len(held), cells) == (told_rows, told_cells), view
+    numbers = db.execute(
+        "SELECT table_name, column_name FROM duckdb_columns() SEMI JOIN duckdb_views() AS view"
+        " ON table_name = view_name AND NOT view.internal WHERE schema_name = 'main' AND data_type <> 'VARCHAR'"
+        " AND (numeric_precision IS NOT NULL OR data_type = 'DOUBLE')"
+    ).fetchall()
+    others = {"tenant_id", "workflow_id", "form_id", "latitude", "longitude", "age_days"}
+    counted = {(view, name) for view, names in COUNTED.items() for name in names}
+    missing = {(view, name) for view, name in numbers if name not in others} - counted
+    assert missing == {("fields_wide", "file_id"), ("form_answers_wide", "file_id")}
+
+
+@pytest.mark.usefixtures("published")
+@pytest.mark.parametrize("files", [60, pytest.param(2_000, marks=pytest.mark.soak)])
+async def test_a_lake_that_has_lived_counts_what_is_there(lake: Path, files: int) -> None:
+    """New, after edits of all kinds, after deletions and new definitions each view counts what the service tells."""
+    quirks = make_quirks("seen", STEADY)
+    async with Emulator(files, seed=SEED, quirks=quirks) as emulator:
+        world, reading = emulator.world, Reading()
+
+        async def live() -> None:
+            nonlocal reading
+            world.clock.advance(60)
+            await synced(emulator, lake)
+            await verified(emulator, lake, VerifyMode(accept_deletions=True))
+            former, reading = reading, await asyncio.to_thread(read_service, emulator.base_url, emulator.token)
+            reading.definitions = former.definitions | reading.definitions
+            with opened(lake) as db:
+                _check_counts(db, reading)
+
+        await live()
+        for kind in EDIT_KINDS:
+            for key in world.pick_random(files // 10):
+                world.edit(key, kind)
+        world.create(files // 20)
+        await live()
+        emulator.set_quirks(definitions="remove-steps")
+        world.touch(world.keys())
+        world.delete(world.pick_random(files // 20))
+        await live()
+    removed = sum(run["other_steps"] - run["undefined"] for run in reading.rows["workflow_runs"])
+    with opened(lake) as db:
+        assert db.execute("SELECT files, deleted_files, ? > 0 FROM meta.freshness", [removed]).fetchall() == [
+            (len(reading.rows["files"]), files // 20, True)
+        ]
 
 
 async def test_texts_are_in_the_language_that_was_asked_for(tmp_path: Path) -> None:
