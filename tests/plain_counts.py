@@ -130,8 +130,8 @@ def _is_damaged(upload: Row) -> bool | None:
 
 
 def _is_filled(value: Any) -> bool:
-    """Return whether a value was sent."""
-    return value is not None
+    """Return whether a value says anything: null, an empty text, one of spaces, and an empty list do not."""
+    return bool(value.strip(" ")) if isinstance(value, str) else value is not None and value not in ([], {})
 
 
 def _time(text: str) -> datetime:

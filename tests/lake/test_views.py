@@ -128,13 +128,15 @@ def test_against_the_service(history: History) -> None:
         assert wide.keys() == {row["file_id"] for row in rows["files"]}
         newest = defaultdict(list)
         for row in rows["fields"]:
-            newest[row["file_id"], row["name"]].append((row["updated_at"] or row["created_at"], row["position"], row))
+            if row["value"]:
+                at = row["updated_at"] or row["created_at"]
+                newest[row["file_id"], row["name"]].append((at, row["position"], row))
         for (file_id, name), found in newest.items():
             assert wide[file_id][name.strip()] == max(found, key=lambda each: each[:2])[2]["value"]
         assert sum(value is not None for row in wide.values() for value in row.values()) == len(newest) + 2 * len(wide)
         answers = defaultdict(list)
         for row in sorted(rows["form_answers"], key=lambda row: row["position"]):
-            if row["value"] is not None:
+            if row["value"]:
                 answers[row["file_id"], row["form_submit_id"], row["label"].strip()].append(row["value"])
         sent = {(row["file_id"], row["form_submit_id"]): row for row in asked(db, "FROM form_answers_wide")}
         assert len(sent) == len(rows["form_submits"])
@@ -155,7 +157,7 @@ def test_against_the_service(history: History) -> None:
 @pytest.mark.parametrize("view", ["fields_wide", "form_answers_wide"])
 def test_a_wide_view_has_one_aggregate_of_each_name(view: str, people: Path, history: History) -> None:
     """A wide view has the rows of a plain query with one filtered aggregate for each name, of any lake."""
-    latest = "arg_max_null(value, (coalesce(updated_at, created_at, TIMESTAMP '1970-01-01'), position))"
+    latest = "arg_max(value, (coalesce(updated_at, created_at, TIMESTAMP '1970-01-01'), position))"
     table, name, aggregate, key, fixed, owner = {
         "fields_wide": ("fields", "name", latest, "file_id", "file_id, scan_code", "files AS owner USING (file_id)"),
         "form_answers_wide": (
@@ -169,8 +171,9 @@ def test_a_wide_view_has_one_aggregate_of_each_name(view: str, people: Path, his
             names = [found for (found,) in db.execute(f"SELECT DISTINCT {name} FROM {table}").fetchall()]
             columns = wide_columns(_most_frequent_first(db, table, name), FIXED_COLUMNS[view])
             assert len(columns) == len(names)
+            filled = "trim(value) <> ''"
             filtered = "".join(
-                f", {aggregate} FILTER ({name} = {sql_literal(found)}) AS {sql_identifier(column)}"
+                f", {aggregate} FILTER ({name} = {sql_literal(found)} AND {filled}) AS {sql_identifier(column)}"
                 for column, found in columns
             )
             values = ", ".join(f"row.{sql_identifier(column)}" for column, _ in columns)
@@ -200,22 +203,47 @@ def test_a_month_is_that_in_which_photos_were_taken(tmp_path: Path) -> None:
 
 
 def test_what_nobody_said_is_not_known(tmp_path: Path) -> None:
-    """A month without a damage flag has no ratio of damage, and a field whose latest value is NULL has no value."""
+    """A month without a damage flag has no ratio of damage."""
     earlier, later = datetime(2026, 9, 30), datetime(2026, 10, 1)  # noqa: DTZ001 - UTC without saying so
     photos = [
         {"file_id": 1, "id": key, "position": key, "upload_type": "snap", "has_damage": flag, "scan_date_time": at}
         for key, (flag, at) in enumerate([(None, earlier), (True, later), (False, later), (None, later)])
     ]
-    fields = [
-        {"file_id": 1, "field_id": 1, "name": "Lot", "value": value, "position": position, "created_at": at}
-        for position, (value, at) in enumerate([("A", earlier), (None, later)])
-    ]
     with Lake(tmp_path / "lake", doing="test") as lake:
-        commit(lake, {1: 0}, {"uploads": photos, "fields": fields})
+        commit(lake, {1: 0}, {"uploads": photos})
         lake.publish("", at=AT, complete=True, watermark=None)
     with opened(tmp_path / "lake") as db:
         assert db.execute("SELECT photos, damage_ratio FROM damage_by_month").fetchall() == [(1, None), (3, 0.5)]
-        assert asked(db, "FROM fields_wide") == [{"file_id": 1, "scan_code": "ref 1", "Lot": None}]
+
+
+def test_an_empty_text_hides_no_value(tmp_path: Path) -> None:
+    """Tables have '' and NULL as sent; the views that gather texts leave both out, so NULL there is no value."""
+    texts = ("A", "", None, " ", "B", " ")
+    own = [{"file_id": 1, "position": place} for place in range(len(texts))]
+    children: dict[str, list[dict[str, Any]]] = {
+        "fields": [
+            row | {"field_id": 1, "name": name, "value": text, "updated_at": AT}
+            for row, text in zip(own, texts, strict=True)
+            for name in ("Lot", *["Never"] * (text not in {"A", "B"}))
+        ],
+        "form_submits": [own[0]],
+        "form_answers": [
+            row | {"label": label, "value": text}
+            for row, text in zip(own, texts, strict=True)
+            for label in ("Side", *["Open"] * (text not in {"A", "B"}))
+        ],
+        "locations": [row | {"id": row["position"], "location": text} for row, text in zip(own, texts, strict=True)],
+    }
+    with Lake(tmp_path / "lake", doing="test") as lake:
+        commit(lake, {1: 0, 2: 0}, children)
+        lake.publish("", at=AT, complete=True, watermark=None)
+    with opened(tmp_path / "lake") as db:
+        fields = db.execute("SELECT Lot, Never FROM fields_wide ORDER BY file_id").fetchall()
+        assert fields == [("B", None), (None, None)]
+        assert db.execute("SELECT Side, Open FROM form_answers_wide").fetchall() == [("A | B", None)]
+        assert db.execute("SELECT locations FROM file_summary ORDER BY file_id").fetchall() == [("A | B",), (None,)]
+        sent = [value for (value,) in db.execute("SELECT value FROM fields WHERE name = 'Lot'").fetchall()]
+        assert sorted(sent, key=str) == sorted(texts, key=str)
 
 
 RUN_STEPS: Final[dict[str, tuple[str | None, dict[int | None, str | None], tuple[int | None, ...]]]] = {
