@@ -104,7 +104,7 @@ class ReportProgress(Struct, frozen=True):
 
 
 class ImageProgress(Struct, frozen=True):
-    """Progress of a download of images. Counts are pictures; `bytes` are those that were received."""
+    """Progress of a download of images. Counts are images; `bytes` are those that were received."""
 
     done: int = 0
     stored: int = 0

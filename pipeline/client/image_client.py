@@ -1,4 +1,4 @@
-"""HTTP client for the images' hosts, which the service names: which answers are pictures, and complete ones.
+"""HTTP client for the images' hosts, which the service names: which answers are images, and complete ones.
 
 It has no token to send, and shows no URL: the links are signed and give access. Each host has a rate limiter and a
 retry policy of its own, so an image host that is slow or down does not slow down the service's calls.
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from pipeline.client.downloader import Link
     from pipeline.client.protocol import Response
 
-_MAX_BYTES: Final = 100 * 1024**2  # of one picture; a larger one is refused
+_MAX_BYTES: Final = 100 * 1024**2  # of one image; a larger one is refused
 _HEAD_BYTES: Final = 32  # the longest start by which types differ
 _INVALID_LINK_STATUSES: Final = frozenset({400, 401, 403, 404, 410})
-"""Answers of signed links that expired, and of pictures that no longer exist. Object stores answer 400, 403 or 404."""
+"""Answers of signed links that expired, and of images that no longer exist. Object stores answer 400, 403 or 404."""
 
 
 class ImageType(NamedTuple):
-    """A type of pictures: its MIME type, and the extension of its files."""
+    """A type of images: its MIME type, and the extension of its files."""
 
     mime: str
     extension: str
@@ -56,7 +56,7 @@ _TYPES: Final = tuple(
 
 
 def find_type(head: bytes) -> ImageType | None:
-    """Return the type of a picture by its first bytes; None if they are not of a picture or a PDF."""
+    """Return the type of an image by its first bytes; None if they are not of an image or a PDF."""
     return next((image_type for start, image_type in _TYPES if start.match(head)), None)
 
 
@@ -71,20 +71,20 @@ class ImageTarget(Protocol):
 
 
 class DownloadedImage(Struct, frozen=True):
-    """A complete picture: size in bytes, and type."""
+    """A complete image: size in bytes, and type."""
 
     bytes: int
     type: ImageType
 
 
 class InvalidLink(Struct, frozen=True):
-    """The host does not serve the link: it has expired, or the picture no longer exists."""
+    """The host does not serve the link: it has expired, or the image no longer exists."""
 
     reason: str
 
 
 class RefusedImage(Struct, frozen=True):
-    """The host answered with something that is not kept as a picture."""
+    """The host answered with something that is not kept as an image."""
 
     reason: str
 
@@ -106,7 +106,7 @@ class ImageDownload:
         self._head, self._written = b"", 0
 
     def write(self, part: bytes) -> bool:
-        """Write a part of the body of a 200. Return False if it is no picture: the rest is not needed."""
+        """Write a part of the body of a 200. Return False if it is no image: the rest is not needed."""
         if self._written == 0:  # the start may arrive in pieces
             self._head += part
             if len(self._head) < _HEAD_BYTES:
@@ -143,7 +143,7 @@ class ImageDownload:
         if image_type is None:
             text = "".join(char if char.isprintable() and char.isascii() else "?" for char in named[:60])
             text = f"its Content-Type is {text}" if text else "the answer names no type"
-            return RefusedImage(f"no picture: its content is of no known type, {text}")
+            return RefusedImage(f"no image: its content is of no known type, {text}")
         if self._written == 0:
             self._put(self._head)
         return DownloadedImage(self._written, image_type)

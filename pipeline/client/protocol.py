@@ -373,7 +373,7 @@ def _authentication_error(label: str, reason: str) -> AuthenticationError:
 
 def _status_error(response: Response, *, retryable: bool = True) -> AttemptError:
     status, detail = response.status, describe_status(response.status, response.body)
-    # Only a 200 answers with content: what a proxy made of an answer, or a part of it, is no picture of the service.
+    # Only a 200 answers with content: what a proxy made of an answer, or a part of it, does not show the service.
     is_odd = status < 300
     return AttemptError(f"status-{status}", detail, status=status, retryable=retryable, is_protocol_error=is_odd)
 

@@ -89,7 +89,7 @@ def format_summary(summary: ImageSummary) -> str:
         "missing": ", ".join(others),
         "time": f"{summary.seconds:.1f} s, {rate:,.0f} images/s",
         "calls": " and ".join(calls) + f", {pluralize(summary.retries, 'retry', 'retries')}",
-        "lake": f"{pluralize(summary.lake.pictures, 'picture')}, {format_bytes(summary.lake.bytes)}",
+        "lake": f"{pluralize(summary.lake.images, 'image')}, {format_bytes(summary.lake.bytes)}",
         "decoded": "" if summary.is_decoded else "no: `pip install pillow` for size, time and position of each image",
         "next": f"stopped at max_duration_seconds, {summary.left:,} left: the next run continues"
         if summary.state == "stopped"

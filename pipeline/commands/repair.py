@@ -40,7 +40,7 @@ def run(
         with open_writable_lake(settings, "repair", check_before_open=True) as lake:
             check = repair_files(lake, read_data=read_data)
     result = collect(check.findings)
-    must_fetch = not dry_run and (check.files_to_fetch or check.pictures_to_fetch)
+    must_fetch = not dry_run and (check.files_to_fetch or check.images_to_fetch)
     lines = [format_finding(item) for item in check.findings if item.severity is not Severity.OK]
     text = "".join([*lines, *(f"{line}\n" for line in _summarize(check, is_dry=dry_run))])
     return context.print_result(result, text, ExitCode.REJECTS if must_fetch else result.most_severe)
@@ -56,6 +56,6 @@ def _summarize(check: LakeCheck, *, is_dry: bool) -> list[str]:
     lines = [f"repaired: {count} in {size}"]
     if check.files_to_fetch:
         lines.append(f"{pluralize(len(check.files_to_fetch), 'file')} to fetch again: run `scanlake sync`")
-    if check.pictures_to_fetch:
-        lines.append(f"{pluralize(check.pictures_to_fetch, 'image')} to fetch again: run `scanlake images`")
+    if check.images_to_fetch:
+        lines.append(f"{pluralize(check.images_to_fetch, 'image')} to fetch again: run `scanlake images`")
     return lines

@@ -1,1 +1,1 @@
-"""The pictures of uploads: downloaded, checked, stored by their hash, and handed over."""
+"""The images of uploads: downloaded, checked, stored by their hash, and handed over."""

@@ -166,7 +166,7 @@ class ImageDownloader:
             await self._fetch(item)
 
     async def _fetch(self, item: WorkItem) -> None:
-        """Fetch one picture and put its outcome into the queue."""
+        """Fetch one image and put its outcome into the queue."""
         file = IncomingFile(self._writer.incoming, self._extend_patience)
         try:
             answer = await self._try_links(item, file)
@@ -284,7 +284,7 @@ class ImageDownloader:
 
 
 class NoLink(Struct, frozen=True):
-    """There is no new link. `is_not_found`: the service does not have the picture; otherwise it may have one later."""
+    """There is no new link. `is_not_found`: the service does not have the image; otherwise it may have one later."""
 
     reason: str
     is_not_found: bool
@@ -299,7 +299,7 @@ class LinkRenewer:
         self._start_read = lru_cache(_MAX_KEPT_FILES)(lambda file_id: asyncio.create_task(self._read_uploads(file_id)))
 
     async def renew(self, key: ImageKey) -> str | NoLink:
-        """Return a new link to a picture. Raises `AuthenticationError`."""
+        """Return a new link to an image. Raises `AuthenticationError`."""
         uploads = await asyncio.shield(self._start_read(key.file_id))
         if isinstance(uploads, NoLink):
             return uploads
@@ -340,7 +340,7 @@ def plan_images(settings: Settings, selection: ImageSelection) -> WorkCounts:
 
 
 def _publish_images(lake: Lake) -> None:
-    """Publish the rows of pictures that the catalog lacks, also those of a run that was killed."""
+    """Publish the rows of images that the catalog lacks, also those of a run that was killed."""
     base = lake.ledger.properties.delta_base
     if last_image_change(lake.ledger) != (0 if base is None else base.get("image_change", 0)):
         lake.republish(at=now_us())
@@ -349,7 +349,7 @@ def _publish_images(lake: Lake) -> None:
 def fetch_images(
     lake: Lake, settings: Settings, token: str, selection: ImageSelection, progress: Progress
 ) -> ImageSummary:
-    """Fetch the selected pictures that the lake does not have, and return what became of them. Publish their rows.
+    """Fetch the selected images that the lake does not have, and return what became of them. Publish their rows.
 
     Raises the errors of `ImageDownloader.run`, `RunInterrupted`, and `SettingsError` for wrong SQL. A run that
     `max_duration_seconds` ends is no error.

@@ -49,7 +49,7 @@ class ExportedImages(Struct):
 
 
 def select_images(lake: duckdb.DuckDBPyConnection, where: str | None, *, thumbnails: bool) -> Iterator[Row]:
-    """Return the selected pictures of the published uploads, by reference. Raises `SettingsError` for wrong SQL.
+    """Return the selected images of the published uploads, by reference. Raises `SettingsError` for wrong SQL.
 
     They are in a temporary table, because there can be very many. Read them before the connection is closed.
     """
@@ -84,7 +84,7 @@ def _iter_selected(lake: duckdb.DuckDBPyConnection) -> Iterator[Row]:
 
 
 def export_images(layout: LakeLayout, rows: Iterable[Row], target: Path) -> ExportedImages:
-    """Copy the pictures to the new folder `target`, with a manifest and checksums. It is complete or not there.
+    """Copy the images to the new folder `target`, with a manifest and checksums. It is complete or not there.
 
     They are no links: an edit of one would change the lake. A copy that is not what the lake stored is left out, and
     named. Raises `SettingsError` if the target exists, unless it is an empty folder.
@@ -111,7 +111,7 @@ def export_images(layout: LakeLayout, rows: Iterable[Row], target: Path) -> Expo
 
 
 def _copy(layout: LakeLayout, row: Row, folder: Path, used: set[str]) -> str | None:
-    """Copy the picture of a row, and return its name; None without an intact one, then the row has the reason."""
+    """Copy the image of a row, and return its name; None without an intact one, then the row has the reason."""
     if not row["path"]:
         return None
     source = layout.root / row["path"]
@@ -129,7 +129,7 @@ def _copy(layout: LakeLayout, row: Row, folder: Path, used: set[str]) -> str | N
 
 
 def choose_name(row: Row, extension: str, used: set[str]) -> str:
-    """Return the name of a picture below the folder, and add it to `used`: REFERENCE/TYPE-POSITION.
+    """Return the name of an image below the folder, and add it to `used`: REFERENCE/TYPE-POSITION.
 
     It is valid on every system, where upper and lower case may be equal.
     """

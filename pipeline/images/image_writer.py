@@ -1,4 +1,4 @@
-"""Writes pictures and their rows in batches: files first, durably, then one transaction of the ledger."""
+"""Writes images and their rows in batches: files first, durably, then one transaction of the ledger."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ImageWriter:
         self._pool.close()
 
     def write(self, batch: Sequence[CompleteDownload | ImageRecord]) -> None:
-        """Store the pictures of a batch and commit the rows. Raises `StorageError`, after it if space is low."""
+        """Store the images of a batch and commit the rows. Raises `StorageError`, after it if space is low."""
         fetched = [outcome for outcome in batch if isinstance(outcome, CompleteDownload)]
         others = [outcome for outcome in batch if isinstance(outcome, ImageRecord)]
         result = self._pool.store(fetched) if fetched else StoreResult()
@@ -157,7 +157,7 @@ class StoringPool:
 class ImageSummary(Struct):
     """Result of a run; the object that `--json` prints.
 
-    Counts are pictures of uploads. `stored` were stored by this run, `duplicates` of them had a content that the lake
+    Counts are images of uploads. `stored` were stored by this run, `duplicates` of them had a content that the lake
     had, `adopted` of them were downloaded by a run that was killed. `left` were selected and not tried or not
     answered. `reasons` counts those that are not there, by reason.
     """
@@ -186,5 +186,5 @@ class ImageSummary(Struct):
 
     @property
     def has_new_rejects(self) -> bool:
-        """Whether this run found pictures that are not there."""
+        """Whether this run found images that are not there."""
         return bool(self.not_found or self.refused or self.failed)

@@ -1,7 +1,7 @@
 """Stores complete downloads: decoded, flushed, named. Also the worker of `StoringPool`, which does nothing else.
 
 The module knows neither ledger nor service: it receives files, and returns what is in them. It imports little, because
-a worker is to start soon. Pillow is of the extra `images`. Without it pictures are stored as they are, and nothing is
+a worker is to start soon. Pillow is of the extra `images`. Without it images are stored as they are, and nothing is
 known of their content.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from pipeline.lake.image_store import add_pictures
+from pipeline.lake.image_store import add_images
 from pipeline.lake.layout import LakeLayout
 from pipeline.worker_process import serve
 
@@ -42,7 +42,7 @@ def store_files(layout: LakeLayout, files: Sequence[CompleteDownload]) -> StoreR
         for file, content in zip(files, contents, strict=True)
         if isinstance(content, ImageContent)
     }
-    return StoreResult(contents, frozenset(add_pictures(layout, accepted)))
+    return StoreResult(contents, frozenset(add_images(layout, accepted)))
 
 
 def main(root: str) -> None:
@@ -78,7 +78,7 @@ _MAX_OFFSET_HOURS: Final = 18
 
 
 class ImageContent(Struct, frozen=True):
-    """Size, time and position of a picture; None for what it does not have.
+    """Size, time and position of an image; None for what it does not have.
 
     `taken_at` is in microseconds. Cameras write local time: without an offset it counts as UTC.
     """
@@ -96,7 +96,7 @@ def can_decode() -> bool:
 
 
 def read_content(path: Path, mime: str) -> ImageContent | str:
-    """Decode a picture, and return its size, time and position, or why it cannot be decoded.
+    """Decode an image, and return its size, time and position, or why it cannot be decoded.
 
     Of a type that Pillow does not decode here nothing is known.
     """
@@ -131,12 +131,12 @@ def read_content(path: Path, mime: str) -> ImageContent | str:
 
 
 def _is_too_large(pixels: int, *, is_jpeg: bool) -> bool:
-    """Return whether decoding a picture would take too much memory or time."""
+    """Return whether decoding an image would take too much memory or time."""
     return pixels > _MAX_PIXELS or pixels * 4 // (_JPEG_SCALE**2 if is_jpeg else 1) > _MAX_DECODED_BYTES
 
 
 def _read_exif(image: Any) -> tuple[int | None, float | None, float | None]:
-    """Return time and position of a picture. Damaged metadata makes no picture unusable."""
+    """Return time and position of an image. Damaged metadata makes no image unusable."""
     try:
         exif = image.getexif()
         details, gps = dict(exif.get_ifd(_EXIF)), dict(exif.get_ifd(_GPS))

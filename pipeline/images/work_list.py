@@ -1,4 +1,4 @@
-"""The work of one run: which pictures of the published uploads are to be fetched, and why others are not."""
+"""The work of one run: which images of the published uploads are to be fetched, and why others are not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINK_KEYS: Final = {ImageKind.IMAGE: "image_url", ImageKind.THUMBNAIL: "image_th
 class ImageSelection(Struct, frozen=True):
     """Which uploads: a condition on `uploads` joined with `files`.
 
-    `retry`: also pictures that were not found or refused before.
+    `retry`: also images that were not found or refused before.
     """
 
     where: str | None = None
@@ -29,14 +29,14 @@ class ImageSelection(Struct, frozen=True):
 
 
 class WorkItem(Struct, frozen=True):
-    """A picture to fetch, and its link as the lake has it."""
+    """An image to fetch, and its link as the lake has it."""
 
     key: ImageKey
     url: str
 
 
 class WorkCounts(Struct, frozen=True):
-    """The selected pictures: to fetch, stored, not found or refused before, and without a link in the lake."""
+    """The selected images: to fetch, stored, not found or refused before, and without a link in the lake."""
 
     to_fetch: int
     stored: int
@@ -57,14 +57,14 @@ class WorkList:
         create_chosen_table(lake, selection.where)
 
     def select(self) -> WorkCounts:
-        """Select the pictures by what the lake has of them, and return their numbers."""
+        """Select the images by what the lake has of them, and return their numbers."""
         self._create_selected_table()
         counts = dict(self._lake.execute("SELECT fate, count(*) FROM selected_image GROUP BY fate").fetchall())
         names = ("to_fetch", "stored", "not_found", "refused", "without_link")
         return WorkCounts(**{name: counts.get(name, 0) for name in names}, selected=sum(counts.values()))
 
     def next_page(self) -> list[WorkItem]:
-        """Return the next pictures to fetch, by file; none at the end."""
+        """Return the next images to fetch, by file; none at the end."""
         first, self._next = self._next, self._next + _PAGE_ROWS
         rows = self._lake.execute(
             "WITH page AS (FROM selected_image WHERE fate = 'to_fetch' AND number > $first AND number <= $last)"

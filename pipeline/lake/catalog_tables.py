@@ -372,7 +372,7 @@ def select_documents_sql(layout: LakeLayout, spec: CatalogSpec, *, since_seq: in
     return _read_parts_sql(layout, RAW_TABLE, spec.parts_of(RAW_TABLE, since_seq))
 
 
-# Records of the ledger, pictures, data dictionary
+# Records of the ledger, images, data dictionary
 
 IMAGES_TABLE: Final = "images"
 IMAGE_COLUMNS: Final = (
@@ -380,20 +380,20 @@ IMAGE_COLUMNS: Final = (
     ("upload_id", "BIGINT", "The upload; see uploads.id."),
     ("kind", "VARCHAR", "image or thumbnail."),
     ("state", "VARCHAR", "stored, not_found, refused or failed."),
-    ("sha256", "VARCHAR", "SHA-256 of the picture; equal pictures share one file."),
-    ("bytes", "BIGINT", "Size of the picture."),
-    ("mime", "VARCHAR", "Type of the picture, by its content."),
+    ("sha256", "VARCHAR", "SHA-256 of the image; equal images share one file."),
+    ("bytes", "BIGINT", "Size of the image."),
+    ("mime", "VARCHAR", "Type of the image, by its content."),
     ("width", "BIGINT", "Width in pixels; NULL if it was not decoded."),
     ("height", "BIGINT", "Height in pixels; NULL if it was not decoded."),
     ("taken_at", "TIMESTAMP", "Taken, as the camera wrote it (EXIF); without a zone it counts as UTC."),
     ("latitude", "DOUBLE", "Latitude that the camera wrote (EXIF), degrees."),
     ("longitude", "DOUBLE", "Longitude that the camera wrote (EXIF), degrees."),
     ("fetched_at", "TIMESTAMP", "Stored, or last tried (UTC)."),
-    ("reason", "VARCHAR", "Why the picture is not stored."),
-    ("path", "VARCHAR", "File of the picture, below the lake's folder."),
+    ("reason", "VARCHAR", "Why the image is not stored."),
+    ("path", "VARCHAR", "File of the image, below the lake's folder."),
 )
 IMAGE_KEY: Final = ("file_id", "upload_id", "kind")
-IMAGES_COMMENT: Final = "One row per picture of an upload: its image or thumbnail, stored or the reason why not."
+IMAGES_COMMENT: Final = "One row per image of an upload, full or thumbnail: stored, or the reason why not."
 _SUPERSEDED_COLUMNS: Final = (
     ("file_id", "BIGINT", "The file."),
     (COMMIT_SEQ_COLUMN, "BIGINT", "Commit that wrote the version."),
@@ -524,7 +524,7 @@ def write_dictionary(db: duckdb.DuckDBPyConnection) -> None:
 
 
 def write_image_table(db: duckdb.DuckDBPyConnection, ledger: LedgerQueries, *, since_change: int = 0) -> None:
-    """Write the rows of pictures that changed after a change. They are not versioned: a snapshot has those of then."""
+    """Write the rows of images that changed after a change. They are not versioned: a snapshot has those of then."""
     for records in iter_images(ledger, since_change=since_change):
         values = [[getattr(record, name) for record in records] for name, _, _ in IMAGE_COLUMNS]
         db.register("incoming", _build_table(IMAGE_COLUMNS, values))

@@ -1,7 +1,7 @@
-"""The pictures of a lake: files named by the SHA-256 of their content, and their rows in the ledger.
+"""The images of a lake: files named by the SHA-256 of their content, and their rows in the ledger.
 
-A row records for an upload and a kind whether the picture is stored, or why not. `images/ab/cdef....jpg` is the
-picture whose hash begins with abcdef, written once. A download writes `images/incoming/.NAME.tmp`. A complete one gets
+A row records for an upload and a kind whether the image is stored, or why not. `images/ab/cdef....jpg` is the
+image whose hash begins with abcdef, written once. A download writes `images/incoming/.NAME.tmp`. A complete one gets
 a name with its upload and its hash there; the final name is a second link to it. The ledger's row comes after that, and
 then the name in `incoming` is removed. So a run that is killed at any point loses only the downloads that were in
 flight.
@@ -40,14 +40,14 @@ _BATCH_CHANGES: Final = 40  # of a few hundred rows at most
 
 
 class ImageKind(StrEnum):
-    """Which link of an upload a picture is of."""
+    """Which link of an upload an image is of."""
 
     IMAGE = "image"
     THUMBNAIL = "thumbnail"
 
 
 class ImageState(StrEnum):
-    """What became of a picture: not found in the service, refused because of its content, failed for now, or stored."""
+    """What became of an image: not found in the service, refused because of its content, failed for now, or stored."""
 
     STORED = "stored"
     NOT_FOUND = "not_found"
@@ -95,15 +95,15 @@ _read_values: Final = attrgetter(*COLUMNS)
 
 
 class ImageTotals(Struct, frozen=True):
-    """Rows by state, and the stored pictures: each counts once, however many uploads have it."""
+    """Rows by state, and the stored images: each counts once, however many uploads have it."""
 
     rows: dict[str, int] = field(default_factory=dict)
-    pictures: int = 0
+    images: int = 0
     bytes: int = 0
 
 
 def has_images(ledger: LedgerQueries) -> bool:
-    """Return whether the ledger has any row of a picture."""
+    """Return whether the ledger has any row of an image."""
     return bool(ledger.query("SELECT 1 FROM image LIMIT 1"))
 
 
@@ -113,13 +113,13 @@ def last_image_change(ledger: LedgerQueries) -> int:
 
 
 def read_totals(ledger: LedgerQueries) -> ImageTotals:
-    """Return the numbers of rows and pictures."""
+    """Return the numbers of rows and images."""
     rows = {row[0]: row[1] for row in ledger.query("SELECT state, count(*) FROM image GROUP BY state")}
-    pictures, size = ledger.query(
+    images, size = ledger.query(
         "SELECT count(*), coalesce(sum(bytes), 0) FROM"
         " (SELECT max(bytes) AS bytes FROM image WHERE sha256 IS NOT NULL GROUP BY sha256)"
     )[0]
-    return ImageTotals(rows, pictures, size)
+    return ImageTotals(rows, images, size)
 
 
 def iter_images(ledger: LedgerQueries, *, since_change: int = 0) -> Iterator[Sequence[ImageRecord]]:
@@ -150,7 +150,7 @@ def _iter_rows(ledger: LedgerQueries, columns: Sequence[str]) -> Iterator[Sequen
 
 
 def read_images_of(ledger: LedgerQueries, prefix: str) -> list[ImageRecord]:
-    """Return the rows of stored pictures whose hash begins with two hexadecimal digits."""
+    """Return the rows of stored images whose hash begins with two hexadecimal digits."""
     sql = f"SELECT {', '.join(COLUMNS)} FROM image WHERE sha256 >= ? AND sha256 < ?"
     return [_to_record(row) for row in ledger.query(sql, (prefix, prefix + "g"))]
 
@@ -166,7 +166,7 @@ def write_images(ledger: Ledger, records: Sequence[ImageRecord]) -> None:
 def delete_images(db: sqlite3.Connection, before: Mapping[int, int]) -> set[str]:
     """Delete the rows of files from before an instant, {file id: microseconds}, within a transaction.
 
-    Returns the paths of the pictures that they had.
+    Returns the paths of the images that they had.
     """
     paths: set[str] = set()
     for row in before.items():
@@ -176,7 +176,7 @@ def delete_images(db: sqlite3.Connection, before: Mapping[int, int]) -> set[str]
 
 
 def iter_paths(ledger: LedgerQueries) -> Iterator[str]:
-    """Yield the paths of the stored pictures, and of those that a purge in progress deletes."""
+    """Yield the paths of the stored images, and of those that a purge in progress deletes."""
     for rows in _iter_rows(ledger, (*_KEY, "path")):
         yield from (row[-1] for row in rows if row[-1] is not None)
     yield from ledger.properties.purged_pictures
@@ -188,8 +188,8 @@ def find_unused(ledger: LedgerQueries, paths: Iterable[str]) -> list[str]:
     return [path for path in paths if not ledger.query(sql, (_hash_of(path),))]
 
 
-def forget_missing_pictures(ledger: Ledger, is_missing: Callable[[str], bool]) -> None:
-    """Delete the rows of pictures that a copy of a lake does not have, by their paths: its next run fetches them."""
+def forget_missing_images(ledger: Ledger, is_missing: Callable[[str], bool]) -> None:
+    """Delete the rows of images that a copy of a lake does not have, by their paths: its next run fetches them."""
     stored = (record for records in iter_images(ledger) for record in records if record.path is not None)
     keys = [record.key for record in stored if is_missing(record.path or "")]
     with ledger.transaction() as db:
@@ -291,7 +291,7 @@ def list_complete_downloads(
 ) -> Iterator[CompleteDownload]:
     """Yield the complete downloads of a killed run. Others are removed: a power loss can leave an empty name.
 
-    `find_type` returns MIME type and extension by the first bytes, None for no picture. The caller has the lake's lock.
+    `find_type` returns MIME type and extension by the first bytes, None for no image. The caller has the lake's lock.
     """
     with translate_os_errors(folder):
         for path in sorted(folder.glob("*")):
@@ -322,7 +322,7 @@ def require_space(layout: LakeLayout) -> None:
 # Final names
 
 
-def add_pictures(layout: LakeLayout, downloads: Mapping[str, tuple[Path, str]]) -> set[str]:
+def add_images(layout: LakeLayout, downloads: Mapping[str, tuple[Path, str]]) -> set[str]:
     """Give complete downloads their final names too, durably; {name: (file, hash)}. Return the names that are new.
 
     The others were in the store before. A file under a name with another content is renamed, never overwritten. The

@@ -176,27 +176,27 @@ def _describe_os_error(error: OSError) -> str:
     return "missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror or error}"
 
 
-# Pictures
+# Images
 
 
-class DamagedPicture(Struct, frozen=True):
-    """A picture that is missing or has another content than recorded, with the rows that name it."""
+class DamagedImage(Struct, frozen=True):
+    """An image that is missing or has another content than recorded, with the rows that name it."""
 
     finding: Finding
     records: Sequence[ImageRecord]
 
 
 class ImageCheck(Struct):
-    """Result of a check: pictures and bytes that were compared, damage, and files that no row names."""
+    """Result of a check: images and bytes that were compared, damage, and files that no row names."""
 
-    pictures: int = 0
+    count: int = 0
     bytes: int = 0
-    damaged: list[DamagedPicture] = field(default_factory=list)
+    damaged: list[DamagedImage] = field(default_factory=list)
     unlisted: list[str] = field(default_factory=list)
 
 
 def check_images(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bool) -> ImageCheck:
-    """Compare the store with the ledger: existence and size, with `read_data` also the hash of every picture."""
+    """Compare the store with the ledger: existence and size, with `read_data` also the hash of every image."""
     result = ImageCheck()
     if not has_images(ledger) and not (layout.root / IMAGES).is_dir():
         return result
@@ -212,26 +212,26 @@ def check_images(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bool) 
         paths = {f"{IMAGES}/{prefix}/{name}" for name in names if prefix + name.partition(".")[0] not in pending}
         result.unlisted += sorted(path for path in paths - rows.keys() if not path.endswith(_TEMPORARY))
         for path, records in rows.items():
-            result.pictures += 1
+            result.count += 1
             result.bytes += records[0].bytes or 0
-            problem = _find_picture_problem(layout, path, records[0], read_data=read_data)
+            problem = _find_image_problem(layout, path, records[0], read_data=read_data)
             if problem is not None:
                 finding = damage(path, problem, _REPAIR, {record.file_id for record in records})
-                result.damaged.append(DamagedPicture(finding, records))
+                result.damaged.append(DamagedImage(finding, records))
     strange = set(_list_names(layout.root / IMAGES)).difference(prefixes, {INCOMING})
     result.unlisted += sorted(f"{IMAGES}/{name}" for name in strange)
     return result
 
 
-def queue_images_again(layout: LakeLayout, ledger: Ledger, pictures: Iterable[DamagedPicture]) -> None:
-    """Rename damaged pictures, and make their rows failed: the next `scanlake images` fetches them again."""
-    for picture in pictures:
-        path = layout.root / picture.finding.subject
-        if is_image_path(picture.finding.subject) and os.path.lexists(path):
+def queue_images_again(layout: LakeLayout, ledger: Ledger, images: Iterable[DamagedImage]) -> None:
+    """Rename damaged images, and make their rows failed: the next `scanlake images` fetches them again."""
+    for image in images:
+        path = layout.root / image.finding.subject
+        if is_image_path(image.finding.subject) and os.path.lexists(path):
             move_damaged(path)
-        reason = f"its file was damaged: {picture.finding.problem}"
+        reason = f"its file was damaged: {image.finding.problem}"
         failed = ImageState.FAILED
-        write_images(ledger, [ImageRecord(*item.key, failed, item.fetched_at, reason) for item in picture.records])
+        write_images(ledger, [ImageRecord(*item.key, failed, item.fetched_at, reason) for item in image.records])
 
 
 def _list_names(folder: Path) -> list[str]:
@@ -239,7 +239,7 @@ def _list_names(folder: Path) -> list[str]:
         return [path.name for path in folder.iterdir()] if folder.is_dir() else []
 
 
-def _find_picture_problem(layout: LakeLayout, name: str, record: ImageRecord, *, read_data: bool) -> str | None:
+def _find_image_problem(layout: LakeLayout, name: str, record: ImageRecord, *, read_data: bool) -> str | None:
     if not is_image_path(name):  # a ledger from elsewhere may name files of others
         return "not the name of an image"
     path = layout.root / name

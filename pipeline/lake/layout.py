@@ -310,11 +310,11 @@ def format_sums(sums: Mapping[str, str]) -> str:
     return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(sums.items()))
 
 
-# Pictures
+# Images
 
 
 def name_image(sha256: str, extension: str) -> str:
-    """Return the path of a picture below the lake's folder."""
+    """Return the path of an image below the lake's folder."""
     return f"{IMAGES}/{sha256[:2]}/{sha256[2:]}.{extension}"
 
 

@@ -116,8 +116,8 @@ CREATE INDEX share_request ON share (request);
 -- Purged files: when and by whom, and nothing of their content.
 CREATE TABLE purge (file_id INTEGER NOT NULL, purged_at INTEGER NOT NULL, purged_by TEXT NOT NULL);
 
--- Pictures of uploads, stored or not. Ids of uploads are unique within a file. `path` is below the lake's folder, and
--- rows with equal pictures share it. `change_seq` grows with each transaction that changes rows.
+-- Images of uploads, stored or not. Ids of uploads are unique within a file. `path` is below the lake's folder, and
+-- rows with equal images share it. `change_seq` grows with each transaction that changes rows.
 CREATE TABLE image (
     file_id INTEGER NOT NULL, upload_id INTEGER NOT NULL, kind TEXT NOT NULL, state TEXT NOT NULL, sha256 TEXT,
     bytes INTEGER, mime TEXT, width INTEGER, height INTEGER, taken_at INTEGER, latitude REAL, longitude REAL,

@@ -208,7 +208,7 @@ class DeltaBase(TypedDict):
     """A catalog that can be updated: its last commit, the format of its tables, the hashes of its views.
 
     `built_rows` and `built_bytes` are its size when it was built; updates have deleted or inserted `replaced_rows`.
-    `image_change` is the last change of a picture's row in it.
+    `image_change` is the last change of an image's row in it.
     """
 
     commit_seq: int

@@ -166,8 +166,8 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
         insert_all(db, "purge", ("file_id", "purged_at", "purged_by"), purged)
         db.executemany("DELETE FROM share WHERE reference = ?", [(reference,) for reference in references])
         before = {key: fetched_at for key, (_, fetched_at) in findings.keys.items()}
-        pictures = sorted({*ledger.properties.purged_pictures, *delete_images(db, before)})
-        set_properties(db, purge_in_progress=sorted(in_progress.union(keys)), purged_pictures=pictures or None)
+        images = sorted({*ledger.properties.purged_pictures, *delete_images(db, before)})
+        set_properties(db, purge_in_progress=sorted(in_progress.union(keys)), purged_pictures=images or None)
         known = ledger.properties.published_targets
         unerased = {url: False if state is False else None for url, state in known.items()}
         set_properties(db, published_targets=unerased)

@@ -78,7 +78,7 @@ def finish_purge(layout: LakeLayout, ledger: Ledger, snapshot: int) -> None:
     _delete(layout, ledger, former, ledger.retired_parts())
     with translate_os_errors(layout.root):
         fsync_dir(layout.root / "snapshots")  # a purge that was killed may have deleted them all
-        _delete_pictures(layout, ledger)
+        _delete_images(layout, ledger)
         for path in layout.root.glob(f"{layout.ledger.name}.damaged-*"):
             if is_damaged_copy(path):
                 path.unlink(missing_ok=True)
@@ -87,20 +87,20 @@ def finish_purge(layout: LakeLayout, ledger: Ledger, snapshot: int) -> None:
     ledger.set_properties(purge_in_progress=None, purged_pictures=None)
 
 
-def _delete_pictures(layout: LakeLayout, ledger: Ledger) -> None:
-    """Delete the pictures of purged files that no other row has, damaged copies, and downloads that were not stored.
+def _delete_images(layout: LakeLayout, ledger: Ledger) -> None:
+    """Delete the images of purged files that no other row has, damaged copies, and downloads that were not stored.
 
-    No row names the file of a damaged copy: those of all files go. No folder of pictures is a link here.
+    No row names the file of a damaged copy: those of all files go. No folder of images is a link here.
     """
     properties = ledger.properties
     complete = ((path, COMPLETE.fullmatch(path.name)) for path in list_files(layout, f"{IMAGES}/{INCOMING}/*"))
     purged = set(properties.purge_in_progress or ())
     downloads = {path: parts[4] for path, parts in complete if parts is not None and int(parts[1]) in purged}
-    # A run that was killed before it wrote the row of a picture has linked its final name already.
+    # A run that was killed before it wrote the row of an image has linked its final name already.
     linked = list_files(layout, *(name_image(sha256, "*") for sha256 in downloads.values()))
     # A ledger from elsewhere may name files of others.
-    pictures = filter(is_image_path, [*properties.purged_pictures, *map(layout.part_name, linked)])
-    paths = [layout.root / name for name in find_unused(ledger, pictures)]
+    images = filter(is_image_path, [*properties.purged_pictures, *map(layout.part_name, linked)])
+    paths = [layout.root / name for name in find_unused(ledger, images)]
     paths += filter(is_damaged_copy, list_files(layout, f"{IMAGES}/[0-9a-f][0-9a-f]/*.damaged-*"))
     paths += downloads  # last: after a kill they show which final names are due
     for path in paths:

@@ -64,7 +64,7 @@ class LakeCheck(Struct):
 
     findings: list[Finding] = field(default_factory=list)
     files_to_fetch: Sequence[int] = ()
-    pictures_to_fetch: int = 0
+    images_to_fetch: int = 0
 
     @property
     def damage(self) -> list[Finding]:
@@ -136,13 +136,13 @@ def _check(
     if lake is not None and images.damaged:
         integrity.queue_images_again(layout, lake.ledger, images.damaged)
         lake.republish(at=now_us())
-    check.pictures_to_fetch = len(images.damaged)
-    check.findings += [*catalogs, *(picture.finding for picture in images.damaged)]
+    check.images_to_fetch = len(images.damaged)
+    check.findings += [*catalogs, *(image.finding for image in images.damaged)]
     check.findings += _describe_unknown_files(layout, [*images.unlisted, *integrity.find_unknown_files(layout, ledger)])
     current = ledger.parts()
     size = format_bytes(sum(part.bytes for part in current) + images.bytes)
     counts = [pluralize(len(current), "part"), pluralize(snapshots, "snapshot")]
-    counts += [pluralize(images.pictures, "picture")] if images.pictures else []
+    counts += [pluralize(images.count, "image")] if images.count else []
     check.findings.append(ok("lake", "files", f"{', '.join(counts)} compared, {size}"))
     return check
 

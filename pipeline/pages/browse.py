@@ -185,21 +185,19 @@ def build_rows_page(lake: duckdb.DuckDBPyConnection, name: str, url: URL, query:
         "previous": url.update_query(page=page - 1),
         "next": url.update_query(page=page + 1),
         "result": result,
-        "pictures": _find_pictures(lake, table, result),
+        "images": _find_images(lake, table, result),
         "sort_links": sort_links | {rows.sort: reversed_url},
     }
     return BrowsePage("browse_rows.html.jinja", name, values)
 
 
-def _find_pictures(
-    lake: duckdb.DuckDBPyConnection, table: BrowsedTable, result: QueryRows
-) -> list[UploadImages | None]:
+def _find_images(lake: duckdb.DuckDBPyConnection, table: BrowsedTable, result: QueryRows) -> list[UploadImages | None]:
     """Return the copies of the upload of each row; nothing if no row has one that a page shows."""
     upload = "id" if table.name == UPLOADS.name else "upload_id"
     keys = [(int(row.get(_FILE) or 0), row.get(upload)) for row in result.dicts]
-    images = read_images(lake, *{file_id for file_id, upload_id in keys if upload_id})
-    pictures = [images.get(key) for key in keys]
-    return pictures if any(picture is not None and picture.displayed for picture in pictures) else []
+    by_upload = read_images(lake, *{file_id for file_id, upload_id in keys if upload_id})
+    images = [by_upload.get(key) for key in keys]
+    return images if any(copies is not None and copies.displayed for copies in images) else []
 
 
 def _read_filters(query: Query) -> list[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""Images on object storage: one object per picture, under the name that it has in the lake, created once.
+"""Images on object storage: one object per image, under the name that it has in the lake, created once.
 
 A store and the ledger are compared in chunks, by the first digits of the hashes, because a lake can have millions.
 """
@@ -32,47 +32,47 @@ if TYPE_CHECKING:
     from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.publish.object_store import ObjectStore, StoredObject
 
-_ONE_LIST: Final = 10_000  # pictures; more are listed folder by folder, some side by side
+_ONE_LIST: Final = 10_000  # images; more are listed folder by folder, some side by side
 _FOLDERS: Final = tuple(f"{number:02x}" for number in range(256))
 _LISTS_SIDE_BY_SIDE: Final = 16
 
 
 class ImageChunk(NamedTuple):
-    """Pictures of the lake, and the objects of the store whose hashes begin in the same way; both by path."""
+    """Images of the lake, and the objects of the store whose hashes begin in the same way; both by path."""
 
-    pictures: dict[str, PendingUpload]
+    images: dict[str, PendingUpload]
     objects: dict[str, StoredObject]
 
     @property
     def missing(self) -> list[PendingUpload]:
-        """The pictures that the store lacks."""
-        return [picture for path, picture in self.pictures.items() if path not in self.objects]
+        """The images that the store lacks."""
+        return [image for path, image in self.images.items() if path not in self.objects]
 
     @property
     def unnamed(self) -> list[StoredObject]:
         """The objects that no row of the lake names."""
-        return [item for path, item in self.objects.items() if path not in self.pictures]
+        return [item for path, item in self.objects.items() if path not in self.images]
 
     def list_differences(self) -> Iterator[tuple[str, str]]:
-        """Yield the paths of objects that are not the picture of their name, with what differs."""
-        for path, picture in self.pictures.items():
-            if path in self.objects and (difference := find_difference(picture, self.objects[path])):
+        """Yield the paths of objects that are not the image of their name, with what differs."""
+        for path, image in self.images.items():
+            if path in self.objects and (difference := find_difference(image, self.objects[path])):
                 yield path, difference
 
 
 def compare_images(
     layout: LakeLayout, ledger: LedgerQueries, store: ObjectStore, *, until: int | None = None
 ) -> Iterator[ImageChunk]:
-    """Yield the stored pictures of a lake beside the objects of a store, chunk by chunk. Raises `PublishError`.
+    """Yield the stored images of a lake beside the objects of a store, chunk by chunk. Raises `PublishError`.
 
-    Pictures that came after `until` (microseconds) are left out.
+    Images that came after `until` (microseconds) are left out.
     """
     prefixes = _choose_prefixes(ledger)
     for first in range(0, len(prefixes), _LISTS_SIDE_BY_SIDE):
         next_ones = prefixes[first : first + _LISTS_SIDE_BY_SIDE]
         listed = run_side_by_side(partial(_list_objects, store), next_ones)
         for prefix, objects in zip(next_ones, listed, strict=True):
-            yield ImageChunk(_read_pictures(layout, ledger, prefix, until), objects)
+            yield ImageChunk(_read_images(layout, ledger, prefix, until), objects)
 
 
 def has_images_on(store: ObjectStore, *, upload: bool) -> bool:
@@ -91,7 +91,7 @@ def has_images_on(store: ObjectStore, *, upload: bool) -> bool:
 
 
 def _choose_prefixes(ledger: LedgerQueries) -> Sequence[str]:
-    return ("",) if read_totals(ledger).pictures <= _ONE_LIST else _FOLDERS
+    return ("",) if read_totals(ledger).images <= _ONE_LIST else _FOLDERS
 
 
 def _list_objects(store: ObjectStore, prefix: str) -> dict[str, StoredObject]:
@@ -99,17 +99,17 @@ def _list_objects(store: ObjectStore, prefix: str) -> dict[str, StoredObject]:
     return {item.path: item for item in listed if is_image_path(item.path)}
 
 
-def _read_pictures(
+def _read_images(
     layout: LakeLayout, ledger: LedgerQueries, prefix: str, until: int | None = None
 ) -> dict[str, PendingUpload]:
-    pictures: dict[str, PendingUpload] = {}
+    images: dict[str, PendingUpload] = {}
     for row in read_images_of(ledger, prefix):
         if row.path is not None and (until is None or row.fetched_at <= until):
             if not is_image_path(row.path):  # of a restored ledger: it must not lead out of the lake
                 raise LakeCorruptedError("The ledger names a file that is no image.", hint="Run `scanlake check`.")
             file = layout.root / row.path
-            pictures[row.path] = PendingUpload(row.path, file, row.bytes or 0, row.sha256 or "")
-    return pictures
+            images[row.path] = PendingUpload(row.path, file, row.bytes or 0, row.sha256 or "")
+    return images
 
 
 class ImagesOnStore(Struct):
@@ -118,7 +118,7 @@ class ImagesOnStore(Struct):
     `unnamed` are the objects that the lake no longer has, `problems` texts about images that could not be uploaded.
     """
 
-    pictures: int = 0
+    count: int = 0
     uploaded: int = 0
     uploaded_bytes: int = 0
     unnamed: list[StoredObject] = field(default_factory=list)
@@ -143,27 +143,27 @@ def upload_images(lake: Lake, store: ObjectStore, comparison: Comparison) -> Ima
     result = ImagesOnStore()
     for chunk in compare_images(lake.layout, lake.ledger, store):
         damaged = [path for path, _ in chunk.list_differences()]
-        pictures = (item for path, item in chunk.pictures.items() if path in chunk.objects and path not in damaged)
-        to_compare = [item for item in pictures if comparison.is_due(item.sha256)]
+        images = (item for path, item in chunk.images.items() if path in chunk.objects and path not in damaged)
+        to_compare = [item for item in images if comparison.is_due(item.sha256)]
         damaged += [item.path for item in comparison.find_damaged(store, to_compare)]
-        missing = [*chunk.missing, *(chunk.pictures[path] for path in damaged)]
-        result.pictures += len(chunk.pictures)
+        missing = [*chunk.missing, *(chunk.images[path] for path in damaged)]
+        result.count += len(chunk.images)
         result.unnamed += chunk.unnamed
         store.delete(damaged)
-        for picture, problem in zip(missing, run_side_by_side(partial(_create, store), missing), strict=True):
+        for image, problem in zip(missing, run_side_by_side(partial(_create, store), missing), strict=True):
             if problem is None:
                 result.uploaded += 1
-                result.uploaded_bytes += picture.bytes
+                result.uploaded_bytes += image.bytes
             else:
-                result.pictures -= 1
+                result.count -= 1
                 result.problems.append(problem)
     return result
 
 
-def _create(store: ObjectStore, picture: PendingUpload) -> str | None:
-    """Create the object of a picture; return why it cannot be, None if it is there."""
+def _create(store: ObjectStore, image: PendingUpload) -> str | None:
+    """Create the object of an image; return why it cannot be, None if it is there."""
     try:
-        create_object(store, picture)
+        create_object(store, image)
     except (ForeignObjectError, LakeCorruptedError) as error:
         return error.message
     return None
@@ -176,11 +176,11 @@ def download_images(store: ObjectStore, layout: LakeLayout, ledger: LedgerQuerie
     """
     problems: dict[str, str] = {}
     for prefix in _choose_prefixes(ledger):
-        pictures = _read_pictures(layout, ledger, prefix)
-        folders = {picture.file.parent for picture in pictures.values()}
+        images = _read_images(layout, ledger, prefix)
+        folders = {image.file.parent for image in images.values()}
         layout.create_dirs({folder.parent for folder in folders} | folders)
-        results = run_side_by_side(partial(download_object, store, below=layout.root), pictures.values())
-        problems |= {path: problem for path, problem in zip(pictures, results, strict=True) if problem is not None}
+        results = run_side_by_side(partial(download_object, store, below=layout.root), images.values())
+        problems |= {path: problem for path, problem in zip(images, results, strict=True) if problem is not None}
         with translate_os_errors(layout.root):
             for folder in sorted(folders):
                 fsync_dir(folder)

@@ -77,7 +77,7 @@ class MirrorResult(Struct, frozen=True):
     """A publish to a mirror. `changed` is false if the target had everything.
 
     `uploaded` and `deleted` count objects, of which a backup has read and `compared` some, and `replaced` the damaged.
-    `images` counts the pictures on the target, None if it has none; `images_uploaded` are the new ones.
+    `images` counts the images on the target, None if it has none; `images_uploaded` are the new ones.
     """
 
     target: str
@@ -205,9 +205,9 @@ class _Mirror:
         if current is not None and not (is_changed or self._options.backup):
             return self._to_result(current, changed=False), images
         written = self._swap_catalog(catalog) if current is None else current.catalog
-        pictures = PublishedImages(images.pictures) if images.pictures else None
+        published = PublishedImages(images.count) if images.count else None
         share = self._comparison.share if self._options.backup or former is None else former.compared_share
-        record = LatestRecord(self._lake_id, written, pictures, ledger, share, scanlake=__version__)
+        record = LatestRecord(self._lake_id, written, published, ledger, share, scanlake=__version__)
         self._store.swap(LATEST, encode_record(record), version)
         self._store.remove_temp_files(TEMP_FOLDERS)  # until the first record some can be of another lake's publish
         result = replace(

@@ -16,7 +16,7 @@ from pipeline.atomic_files import fsync_dir, is_temp_file, list_names, pin_folde
 from pipeline.errors import LakeCorruptedError, PublishError, SettingsError
 from pipeline.findings import error, ok
 from pipeline.formatting import pluralize
-from pipeline.lake.image_store import forget_missing_pictures, iter_paths
+from pipeline.lake.image_store import forget_missing_images, iter_paths
 from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, RESTORE_MARK, has_restore_mark, require_outside_lakes
 from pipeline.lake.layout import LakeLayout, hold_lock, is_image_path, is_part_path, translate_os_errors
@@ -208,7 +208,7 @@ def _publish_copy(target: LakeLayout, *, is_whole: bool) -> SnapshotRecord | Non
     with Lake(target.root, doing="restore", is_restore=True) as lake:
         # Retired parts are not in a backup.
         lake.ledger.delete_retired(lake.ledger.retired_parts())
-        forget_missing_pictures(lake.ledger, lambda path: not (target.root / path).is_file())
+        forget_missing_images(lake.ledger, lambda path: not (target.root / path).is_file())
         return lake.republish(at=now_us(), rebuild=True) if is_whole else lake.ledger.last_snapshot()
 
 

@@ -237,11 +237,11 @@ def find_image_damage(
     """Compare the images on the target with the rows of the lake that its catalog can have."""
     images, damage = 0, dict[str, str]()
     for chunk in chunks:
-        images += len(chunk.pictures) - len(chunk.missing)
+        images += len(chunk.images) - len(chunk.missing)
         damage |= {item.path: "missing" for item in chunk.missing}
         damage |= dict(chunk.list_differences())
-        for path, picture in chunk.pictures.items() if read_data else ():
+        for path, image in chunk.images.items() if read_data else ():
             is_readable = path in chunk.objects and path not in damage
-            if is_readable and store.hash_content(path) != picture.sha256:
+            if is_readable and store.hash_content(path) != image.sha256:
                 damage[path] = "sha256 differs"
     return images, damage

@@ -92,7 +92,7 @@ async def test_what_is_no_picture_is_named_and_asked_for_again_only_on_request(t
             assert row["state"] == states.get(truth[key]["outcome"], "stored"), (row, truth[key])
             assert (row["reason"] is None) == (row["state"] == "stored")
         reasons = " ".join(answer.json["reasons"])
-        for part in ("no picture", "cannot be decoded", "more than 1,000,000 bytes", "HTTP 404 for a new link"):
+        for part in ("no image", "cannot be decoded", "more than 1,000,000 bytes", "HTTP 404 for a new link"):
             assert part in reasons
         assert published_rows(here.lake) == recorded_rows(here.lake)
         calls = here.calls()

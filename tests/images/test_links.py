@@ -100,7 +100,7 @@ def _redirect(location: str) -> bytes:
         (_redirect(f"https://images.example/?key={_TOKEN}"), "contains the token"),
         (_redirect("/1.jpg"), "redirected more than 5 times"),
         (answer(b"", headers=[("Content-Type", "image/jpeg")]), "an empty body"),
-        (answer(b"<html></html>" * 9, headers=[("Content-Type", "image/jpeg")]), "no picture"),
+        (answer(b"<html></html>" * 9, headers=[("Content-Type", "image/jpeg")]), "no image"),
         (answer(_JPEG * 1_000, headers=[("Content-Type", "image/jpeg")]), "more than 10,000 bytes"),
         (answer(_JPEG, status=418), "HTTP 418"),
     ],

@@ -46,7 +46,7 @@ def test_the_table_has_the_rows_of_the_ledger(pictured: PicturedLakes, lake: Pat
     described = _query(lake / "catalog.duckdb", "SELECT * FROM meta.data_dictionary WHERE table_name = 'images'")
     assert len(described) == 15
     assert all(row[3] for row in described)
-    assert "SHA-256 of the picture" in called(lake, "tables", "images").out
+    assert "SHA-256 of the image" in called(lake, "tables", "images").out
 
 
 def _damage(lake: Path) -> dict[str, str]:
