@@ -106,6 +106,8 @@ def recorded(root: Path) -> Iterator[Log]:
 
     def mkdir(path: Path, *arguments: Any, **options: Any) -> None:
         real_mkdir(path, *arguments, **options)
+        if (parent := options.get("dir_fd")) is not None:
+            path = Path(f"/proc/self/fd/{parent}").readlink() / path
         if Path(path) != root:
             log.done.append(Entry(log.below(Path(path).parent), log.below(Path(path))))
 
