@@ -22,7 +22,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from pipeline.errors import ScanlakeError, ServiceUnavailableError
 
-ANSWER_KINDS: Final = frozenset({"cut", "slow", "size"})
+NO_END: Final = "no-end"
+"""The kind of a failed attempt whose answer is complete, and its image is not."""
+ANSWER_KINDS: Final = frozenset({"cut", "slow", "size", NO_END})
 """The kinds of failed attempts whose answer has begun."""
 
 

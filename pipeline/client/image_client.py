@@ -6,9 +6,8 @@ retry policy of its own, so an image host that is slow or down does not slow dow
 
 from __future__ import annotations
 
-import re
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,7 +15,8 @@ from msgspec.structs import replace
 from pipeline.client.body_reader import BodyReader
 from pipeline.client.calls import ApiCall, CallRunner, ClientOptions, RequestStats
 from pipeline.client.downloader import Downloader
-from pipeline.client.errors import AttemptError
+from pipeline.client.errors import NO_END, AttemptError, RetriesExhaustedError
+from pipeline.client.image_types import ImageType, find_type, has_end
 from pipeline.client.token_redactor import TokenRedactor
 from pipeline.errors import ProtocolError
 
@@ -32,34 +32,6 @@ _INVALID_LINK_STATUSES: Final = frozenset({400, 401, 403, 404, 410})
 """Answers of signed links that expired, and of images that no longer exist. Object stores answer 400, 403 or 404."""
 
 
-class ImageType(NamedTuple):
-    """A type of images: its MIME type, and the extension of its files."""
-
-    mime: str
-    extension: str
-
-
-_TYPES: Final = tuple(
-    (re.compile(start, re.DOTALL), ImageType(mime, extension))
-    for start, mime, extension in (
-        (rb"\xff\xd8\xff", "image/jpeg", "jpg"),
-        (rb"\x89PNG\r\n\x1a\n", "image/png", "png"),
-        (rb"GIF8[79]a", "image/gif", "gif"),
-        (rb"RIFF....WEBP", "image/webp", "webp"),
-        (rb"II\*\0|MM\0\*", "image/tiff", "tif"),
-        (rb"BM....\0\0\0\0", "image/bmp", "bmp"),  # "BM" alone begins many texts; zeros follow the size
-        (rb"....ftyp(?:hei[cxms]|hevc|mif1|msf1)", "image/heic", "heic"),
-        (rb"....ftypavi[fs]", "image/avif", "avif"),
-        (rb"%PDF-", "application/pdf", "pdf"),
-    )
-)
-
-
-def find_type(head: bytes) -> ImageType | None:
-    """Return the type of an image by its first bytes; None if they are not of an image or a PDF."""
-    return next((image_type for start, image_type in _TYPES if start.match(head)), None)
-
-
 class ImageTarget(Protocol):
     """What receives the bytes of a download: a file."""
 
@@ -68,6 +40,9 @@ class ImageTarget(Protocol):
 
     def write(self, data: bytes) -> None:
         """Write all of `data`."""
+
+    def read(self) -> bytes:
+        """Return all that was written since the last reset."""
 
 
 class DownloadedImage(Struct, frozen=True):
@@ -146,6 +121,8 @@ class ImageDownload:
             return RefusedImage(f"no image: its content is of no known type, {text}")
         if self._written == 0:
             self._put(self._head)
+        if not has_end(image_type, self._target.read()):
+            raise AttemptError(NO_END, "an image without its end", status=status)
         return DownloadedImage(self._written, image_type)
 
 
@@ -200,7 +177,8 @@ class ImageClient:
         """Download an image into a file.
 
         Public hosts are allowed; private addresses only if the service itself has one: else the answer is a refusal,
-        as for a redirect that must not be followed. Raises `RetriesExhaustedError`.
+        as for a redirect that must not be followed, or an image that no attempt has brought with its end. Raises
+        `RetriesExhaustedError`.
         """
         download = ImageDownload(target)
         send = partial(self._downloader.send, download, link)
@@ -210,5 +188,9 @@ class ImageClient:
         self.stats.other += 1
         try:
             return await replace(runner, send=send).run(ApiCall("GET image", link.address, download.result))
+        except RetriesExhaustedError as error:
+            if error.kind != NO_END:
+                raise
+            return RefusedImage(error.message.rstrip("."))
         except ProtocolError as error:
             return RefusedImage(error.message.rstrip("."))

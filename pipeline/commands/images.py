@@ -36,11 +36,10 @@ def run(
 
     Every image is fetched once. Images with the same content share one file below images/. A link that has expired is
     renewed: its file is read again once. An image that is not stored is not found (the service no longer has it),
-    refused (the answer is no image, or cannot be decoded) or failed (every attempt failed). The next run fetches failed
-    ones again, the others only with --retry or after the next sync has fetched their file again.
+    refused (the answer is no image, or has no end) or failed (every attempt failed). The next run fetches failed ones
+    again, the others only with --retry or after the next sync has fetched their file again.
 
     An interrupted run is continued by the next one. With max_duration_seconds the run stops with exit code 0.
-    `pip install pillow` makes the command decode every image and read its size, time and position.
 
     `scanlake check --read-data` hashes every stored image, `scanlake repair --read-data` lets the next run fetch
     damaged ones again.
@@ -90,7 +89,6 @@ def format_summary(summary: ImageSummary) -> str:
         "time": f"{summary.seconds:.1f} s, {rate:,.0f} images/s",
         "calls": " and ".join(calls) + f", {pluralize(summary.retries, 'retry', 'retries')}",
         "lake": f"{pluralize(summary.lake.images, 'image')}, {format_bytes(summary.lake.bytes)}",
-        "decoded": "" if summary.is_decoded else "no: `pip install pillow` for size, time and position of each image",
         "next": f"stopped at max_duration_seconds, {summary.left:,} left: the next run continues"
         if summary.state == "stopped"
         else "",

@@ -21,8 +21,7 @@ from pipeline.client.protocol import NotFound
 from pipeline.crawl.details import detail_for_key
 from pipeline.errors import RunInterrupted, ScanlakeError, ServiceUnavailableError, StorageError
 from pipeline.formatting import pluralize
-from pipeline.images.image_writer import MAX_WORKERS, ImageSummary, ImageWriter
-from pipeline.images.storing import can_decode
+from pipeline.images.image_writer import ImageSummary, ImageWriter
 from pipeline.images.work_list import LINK_KEYS, WorkCounts, WorkList
 from pipeline.lake.image_store import (
     CompleteDownload,
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
 
 _BATCH_IMAGES: Final = 128
 _BATCH_SECONDS: Final = 1.0
+_MAX_WRITES: Final = 4  # batches at a time, also with fewer processors: the disk flushes for all of them together
 _PROGRESS_SECONDS: Final = 0.25
 _MAX_CONSECUTIVE_FAILURES: Final = 16  # without an answer in between: the host is down
 _MAX_IDLE_SECONDS: Final = (30.0, 120.0)  # without a part of an answer, before the first one and later: others wait
@@ -235,7 +235,7 @@ class ImageDownloader:
                     batch, is_last = await self._take_batch()
                     if batch:
                         writes.add(asyncio.ensure_future(asyncio.to_thread(self._writer.write, batch)))
-                if writes and (is_last or len(writes) >= MAX_WORKERS):
+                if writes and (is_last or len(writes) >= _MAX_WRITES):
                     done, writes = await asyncio.wait(writes, return_when=asyncio.FIRST_COMPLETED)
                     for write in done:
                         write.result()
@@ -354,7 +354,7 @@ def fetch_images(
     Raises the errors of `ImageDownloader.run`, `RunInterrupted`, and `SettingsError` for wrong SQL. A run that
     `max_duration_seconds` ends is no error.
     """
-    ledger, summary = lake.ledger, ImageSummary(is_decoded=can_decode())
+    ledger, summary = lake.ledger, ImageSummary()
     record = RunRecord(new_run_id(), IMAGES_COMMAND, __version__, now_us(), state="failed")
     writer = ImageWriter(lake, summary)
     try:
@@ -378,7 +378,6 @@ def fetch_images(
         record = replace(record, state=state, error=error.message)
         raise
     finally:
-        writer.close()
         with suppress(StorageError):  # the disk is full: other channels report the run
             ledger.begin_run(replace(record, ended_at=now_us(), retries=summary.retries, seconds=summary.seconds))
         _publish_images(lake)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _OWN_NAMES: Final = frozenset({MANIFEST.casefold(), SUMS.casefold()})
 _COLUMNS: Final = (
     *("name", "file_id", "reference", "upload_id", "kind", "upload_type", "state", "reason", "sha256", "bytes"),
-    *("mime", "width", "height", "taken_at", "latitude", "longitude", "fetched_at"),
+    *("mime", "fetched_at"),
 )
 _SELECTED: Final = "temp.selected_image"
 _PAGE_ROWS: Final = 2_000
@@ -64,7 +64,7 @@ def select_images(lake: duckdb.DuckDBPyConnection, where: str | None, *, thumbna
         f" coalesce(i.state, {no_row} THEN '{_NO_LINK}' ELSE 'missing' END) AS state,"
         f" coalesce(i.reason, CASE WHEN i.state IS NULL THEN {no_row} THEN 'the upload has no link'"
         " ELSE 'not downloaded: run `scanlake images`' END END) AS reason, i.sha256, i.bytes, i.mime,"
-        " i.width, i.height, i.taken_at, i.latitude, i.longitude, i.fetched_at, i.path"
+        " i.fetched_at, i.path"
         " FROM chosen_upload AS chosen JOIN uploads AS u ON u.file_id = chosen.file_id AND u.id = chosen.upload_id"
         " JOIN files AS f ON f.file_id = u.file_id"
         " CROSS JOIN (SELECT unnest(['image', 'thumbnail']) AS kind) AS kinds"

@@ -75,11 +75,6 @@ class ImageRecord(Struct, frozen=True):
     sha256: str | None = None
     bytes: int | None = None
     mime: str | None = None
-    width: int | None = None
-    height: int | None = None
-    taken_at: int | None = None
-    latitude: float | None = None
-    longitude: float | None = None
     path: str | None = None
 
     @property
@@ -211,15 +206,12 @@ def _to_record(row: Sequence[Any]) -> ImageRecord:
 
 _KEEP_FREE_BYTES: Final = 1024**3  # for the tables
 _HEAD_BYTES: Final = 32
-_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FLUSHED_TOGETHER: Final = 64
 
 
 class CompleteDownload(NamedTuple):
-    """A complete download without a row in the ledger: its file, upload, hash, size and type. `fetched_at` is in us.
-
-    It is sent to the process that stores it.
-    """
+    """A complete download without a row in the ledger: its file, upload, hash, size and type. `fetched_at` is in us."""
 
     path: Path
     key: ImageKey
@@ -261,6 +253,11 @@ class IncomingFile:
             written = 0
             while written < len(rest):
                 written += os.write(self._handle, rest[written:])
+
+    def read(self) -> bytes:
+        """Return all that was written since the last reset."""
+        with translate_os_errors(self._path):
+            return b"" if self._handle is None else os.pread(self._handle, self._size, 0)
 
     def finish(self, key: ImageKey, mime: str, extension: str) -> CompleteDownload:
         """Give the complete download its name, and return it. A file that is cut off has another hash than its name."""
@@ -326,7 +323,7 @@ def add_images(layout: LakeLayout, downloads: Mapping[str, tuple[Path, str]]) ->
     """Give complete downloads their final names too, durably; {name: (file, hash)}. Return the names that are new.
 
     The others were in the store before. A file under a name with another content is renamed, never overwritten. The
-    caller has the lake's lock, or works for the process that has it.
+    caller has the lake's lock.
     """
     targets = {name: layout.root / name for name in downloads}
     folders = {target.parent for target in targets.values()}

@@ -120,8 +120,7 @@ CREATE TABLE purge (file_id INTEGER NOT NULL, purged_at INTEGER NOT NULL, purged
 -- rows with equal images share it. `change_seq` grows with each transaction that changes rows.
 CREATE TABLE image (
     file_id INTEGER NOT NULL, upload_id INTEGER NOT NULL, kind TEXT NOT NULL, state TEXT NOT NULL, sha256 TEXT,
-    bytes INTEGER, mime TEXT, width INTEGER, height INTEGER, taken_at INTEGER, latitude REAL, longitude REAL,
-    fetched_at INTEGER NOT NULL, reason TEXT, path TEXT, change_seq INTEGER NOT NULL,
+    bytes INTEGER, mime TEXT, fetched_at INTEGER NOT NULL, reason TEXT, path TEXT, change_seq INTEGER NOT NULL,
     PRIMARY KEY (file_id, upload_id, kind)
 ) WITHOUT ROWID;
 CREATE INDEX image_change ON image (change_seq);

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 APPLICATION_ID: Final = int.from_bytes(b"SCLK")
 """SQLite's application id in the header of every ledger: another program's database has another one."""
-FORMAT: Final = 9
+FORMAT: Final = 10
 """Format of the lake. Raise it when `ledger.sql`, a property of the lake, or the layout of its files changes."""
 _SCHEMA: Final = resources.files(__package__).joinpath("ledger.sql").read_text("utf-8")
 _OBJECTS: Final = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name"
@@ -157,7 +157,8 @@ def require_format(number: int, ledger: sqlite3.Connection | None = None) -> Non
             version = f" of version {ledger.execute(sql).fetchone()[0]}" if ledger else ""
         raise SettingsError(
             f"The lake has format {number}{version}; this scanlake ({__version__}) reads format {FORMAT}.",
-            hint="Use the scanlake that wrote the lake, or sync into a new --lake. Nothing was changed.",
+            hint="Use the scanlake that wrote it, or copy only its documents/ into a new --lake, then run `scanlake"
+            " repair` and `scanlake sync`. Nothing was changed.",
         )
 
 

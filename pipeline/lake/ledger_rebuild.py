@@ -258,8 +258,7 @@ def _restore_snapshots(db: sqlite3.Connection, layout: LakeLayout, *, is_whole: 
 
 def _restore_images(db: sqlite3.Connection, layout: LakeLayout) -> None:
     """Record the images that the newest catalog lists."""
-    times = ("taken_at", "fetched_at")
-    selected = ", ".join(f"epoch_us({name})" if name in times else name for name in COLUMNS)
+    selected = ", ".join(f"epoch_us({name})" if name == "fetched_at" else name for name in COLUMNS)
     with _skip_damaged_catalog(layout.catalog), read_database(layout.catalog) as catalog:
         images = catalog.execute(f"SELECT {selected}, 1 FROM main.images")
         while rows := images.fetchmany(_BATCH_ROWS):

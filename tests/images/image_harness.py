@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 Key = tuple[int, int, str]
-_COLUMNS = ("file_id", "upload_id", "kind", "state", "sha256", "bytes", "width", "taken_at", "fetched_at", "path")
+_COLUMNS = ("file_id", "upload_id", "kind", "state", "sha256", "bytes", "mime", "fetched_at", "path")
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def picture(lake: Path, number: int, **values: Any) -> dict[str, Any]:
     path = lake / "images" / digest[:2] / f"{digest[2:]}.jpg"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(body)
-    unknown = dict.fromkeys(("reason", "width", "height", "taken_at", "latitude", "longitude", "fetched_at"))
+    unknown = dict.fromkeys(("reason", "fetched_at"))
     row = {"file_id": number, "reference": f"SC-{number}", "upload_id": number, "kind": "image", "upload_type": "snap"}
     stored = {"state": "stored", "sha256": digest, "bytes": len(body), "mime": "image/jpeg"}
     return {**row, "position": 1, **stored, **unknown, "path": str(path.relative_to(lake)), **values}
@@ -113,7 +113,7 @@ def test_equal_and_empty_names_are_different_files(tmp_path: Path) -> None:
 
 def test_each_image_that_is_not_stored_has_a_reason() -> None:
     """An upload without a link differs from one whose image was never downloaded; a row keeps its own reason."""
-    columns = "reason, sha256, bytes, mime, width, height, taken_at, latitude, longitude, fetched_at, path".split(", ")
+    columns = "reason, sha256, bytes, mime, fetched_at, path".split(", ")
     with duckdb.connect() as lake:
         lake.execute("CREATE TABLE files AS SELECT 1 AS file_id, 'SC-1' AS scan_code")
         lake.execute(

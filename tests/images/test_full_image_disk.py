@@ -1,4 +1,4 @@
-"""A disk that fills while images are stored, by worker processes too."""
+"""A disk that fills while images are stored."""
 
 from __future__ import annotations
 

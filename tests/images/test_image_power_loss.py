@@ -7,10 +7,7 @@ import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-import pytest
-
-from pipeline.images.image_writer import ImageSummary, ImageWriter, StoringPool
-from pipeline.images.storing import store_files
+from pipeline.images.image_writer import ImageSummary, ImageWriter
 from pipeline.lake import image_store
 from pipeline.lake.image_store import ImageKey, ImageKind, IncomingFile
 from pipeline.lake.lake import Lake
@@ -20,15 +17,10 @@ from tests.lake.test_power_loss import write
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
 _BATCHES = 3
 _IMAGES = 6
-
-
-@pytest.fixture
-def in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process does what the workers do, under the eyes of the recorder, on any disk."""
-    monkeypatch.setattr(image_store, "_KEEP_FREE_BYTES", 0)
-    monkeypatch.setattr(StoringPool, "store", lambda pool, files: store_files(pool._layout, files))
 
 
 def _store_images(folder: Path) -> None:
@@ -43,7 +35,6 @@ def _store_images(folder: Path) -> None:
                 file.write(b"%PDF-1.4\n" + b"%d " % number * 50)
                 downloads.append(file.finish(ImageKey(batch, number, ImageKind.IMAGE), "application/pdf", "pdf"))
             writer.write(downloads)
-        writer.close()
 
 
 def _read_rows(folder: Path, ledger: bytes | None) -> list[tuple[str, str]]:
@@ -62,9 +53,9 @@ def _read_store(lake: Path) -> list[tuple[str, bytes]]:
     return [(path.relative_to(lake).as_posix(), path.read_bytes()) for path in paths]
 
 
-@pytest.mark.usefixtures("in_one_process")
-def test_every_stored_row_has_its_file_after_a_loss_of_power(tmp_path: Path) -> None:
+def test_every_stored_row_has_its_file_after_a_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a loss of power at any moment each row's file is there with its hash, and the next run repairs the rest."""
+    monkeypatch.setattr(image_store, "_KEEP_FREE_BYTES", 0)
     lake = tmp_path / "lake"
     with recorded(lake) as log:
         _store_images(lake)

@@ -44,7 +44,7 @@ def test_the_table_has_the_rows_of_the_ledger(pictured: PicturedLakes, lake: Pat
         for snapshot in (made / "snapshots").iterdir():
             assert _query(snapshot, "FROM images") == _query(made / "catalog.duckdb", "FROM images")
     described = _query(lake / "catalog.duckdb", "SELECT * FROM meta.data_dictionary WHERE table_name = 'images'")
-    assert len(described) == 15
+    assert len(described) == 10
     assert all(row[3] for row in described)
     assert "SHA-256 of the image" in called(lake, "tables", "images").out
 

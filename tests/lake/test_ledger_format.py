@@ -72,6 +72,7 @@ def test_another_format_is_refused(
         (line,) = capsys.readouterr().err.splitlines()
         assert (ended.value.code, "Nothing was changed" in line) == (ExitCode.USAGE, True), command
         assert f"format {number} of version 0.0.7; this scanlake ({__version__}) reads format {FORMAT}." in line
+        assert "copy only its documents/ into a new --lake" in line
     assert content(lake) == before
     with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as reader:
         assert reader.execute("SELECT files FROM meta.freshness").fetchall() == [(1,)]

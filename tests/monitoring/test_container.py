@@ -74,7 +74,7 @@ def test_it_installs_pinned_versions() -> None:
     pinned = {line.partition("==")[0].lower() for line in done.stdout.splitlines()}
     extras = re.search(r'"\.\[(.*?)\]"', install)
     assert extras is not None
-    assert set(extras[1].split(",")) >= {"images", "lakehouse", "xlsx"}  # of the commands in a container
+    assert set(extras[1].split(",")) >= {"lakehouse", "xlsx"}  # of the commands in a container
     optional = PROJECT["project"]["optional-dependencies"]
     wanted = PROJECT["project"]["dependencies"] + [name for extra in extras[1].split(",") for name in optional[extra]]
     names = {re.split(r"[^A-Za-z0-9._-]", name)[0].lower() for name in wanted}

@@ -22,8 +22,7 @@ THUMB = b"\xff\xd8 a small one \xff\xd9"
 PAGE = b"<script>alert(1)</script>"
 _COLUMNS = (
     "file_id BIGINT, upload_id VARCHAR, kind VARCHAR, state VARCHAR, sha256 VARCHAR, bytes BIGINT, mime VARCHAR,"
-    " width INTEGER, height INTEGER, taken_at TIMESTAMP, latitude DOUBLE, longitude DOUBLE, fetched_at TIMESTAMP,"
-    " reason VARCHAR, path VARCHAR"
+    " fetched_at TIMESTAMP, reason VARCHAR, path VARCHAR"
 )
 
 
