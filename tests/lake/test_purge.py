@@ -298,7 +298,8 @@ def test_a_killed_purge_is_finished(two_files: Path, tmp_path: Path) -> None:
                 held.republish(at=AT)
             if number % 2:
                 assert held.ledger.properties.purge_in_progress is None
-                assert ("ref 11" in everything(lake)) is (in_progress is None and not is_done)
+        if number % 2:
+            assert ("ref 11" in everything(lake)) is (in_progress is None and not is_done)
         purged(lake, 11)
         assert "ref 11" not in everything(lake)
         assert "ref 12" in everything(lake)
