@@ -25,7 +25,6 @@ from msgspec import Struct
 
 from pipeline.atomic_files import write_file
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.flatten.rows import name_drift
 from pipeline.lake.catalog_tables import read_parts_sql
 from pipeline.lake.duckdb import open_worker_connection, read_database
 from pipeline.lake.image_store import delete_images
@@ -44,11 +43,10 @@ from pipeline.lake.parts import (
     write_batches,
 )
 from pipeline.lake.sql import sql_read_parquet
-from schemas.json_decode import decode_object
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FILES, RAW
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
     from pipeline.lake.lake import Lake
@@ -148,18 +146,19 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
         return PurgeResult(selected, (), 0, 0, last.snapshot if last is not None else 0)
     new = [rewritten for part in old for rewritten in _rewrite_part_without(lake, part, findings.condition)]
     references, keys = _references_of(lake, findings), findings.list_whole_keys()
-    words, (upload_ids, json_keys) = _compile_words(references), _read_documents(lake, findings.condition)
+    words = _compile_words(references)
     snapshot_count = len(list_snapshots(layout))
-    _redact_run_stats(layout, words)  # first: after a kill the references are unknown
+    _forget_run_stats(layout)
     with ledger.transaction() as db:
         replace_parts(db, (part.name for part in old), new, at=at)
         _forget_reports(db, keys, references, words)
         for table in _TABLES_BY_FILE:
             db.executemany(f"DELETE FROM {table} WHERE file_id = ?", [(file_id,) for file_id in selected])
-        _forget_rejects(db, references, words, keys, upload_ids)
-        unknown_keys = [(name,) for name in json_keys]
-        db.executemany("DELETE FROM schema_drift WHERE json_key = ? AND kind = 'unknown_key'", unknown_keys)
-        _redact_errors(db, words)
+        # What else can be of a file is not searched for its words: everything from before the purge goes.
+        db.execute("DELETE FROM reject WHERE file_id IS NULL")
+        db.execute("DELETE FROM schema_drift WHERE kind = 'unknown_key'")
+        for table, column in _ERRORS:
+            db.execute(f"UPDATE {table} SET {column} = ? WHERE {column} IS NOT NULL", (_PURGED,))
         # The ids of a verification would still name a purged file.
         patterns = [(_ID_IN_JSON_GLOB.format(file_id),) for file_id in selected]
         db.executemany("UPDATE verification SET ids = '{}' WHERE ids GLOB ?", patterns)
@@ -185,22 +184,6 @@ def _compile_words(references: Iterable[str]) -> re.Pattern[str]:
         forms |= {quote(text), quote(text, safe=""), quote_plus(text), text.replace("'", "''")}
     longest_first = sorted(forms, key=len, reverse=True)
     return re.compile(rf"{_WORD_START}({'|'.join(map(re.escape, longest_first))})(?!\w)" if forms else "(?!)")
-
-
-def _forget_rejects(
-    db: sqlite3.Connection, references: Sequence[str], words: re.Pattern[str], keys: Iterable[int], upload_ids: set[str]
-) -> None:
-    """Delete the rejects without an id that name a file; one that is not JSON if it has one of the words."""
-    own_ids = set(map(str, keys))
-    for key, document in db.execute("SELECT reject_key, document FROM reject WHERE file_id IS NULL").fetchall():
-        text = document.decode("utf-8", "replace")
-        item = decode_object(text.encode())
-        objects = list(_iter_objects(item))
-        ids = {str(item.get("id")), *(str(value.get("file_id")) for value in objects)}
-        uploads = {str(upload.get("id")) for upload in _list_uploads(item)}
-        has_reference = any(value.get("scan_code") in references for value in objects)
-        if has_reference or ids & own_ids or uploads & upload_ids or (not item and words.search(text)):
-            db.execute("DELETE FROM reject WHERE reject_key = ?", (key,))
 
 
 def _forget_reports(
@@ -244,25 +227,14 @@ def _without_words(value: Any, words: re.Pattern[str]) -> Any:
     return {name: _without_words(item, words) for name, item in items} if items else value
 
 
-def _redact_errors(db: sqlite3.Connection, words: re.Pattern[str]) -> None:
-    """Replace every error that has one of the words: what else it quotes can be of the file, too."""
-    for table, column in _ERRORS:
-        texts = db.execute(f"SELECT DISTINCT {column} FROM {table} WHERE {column} IS NOT NULL").fetchall()
-        quoting = [(_PURGED, text) for (text,) in texts if words.search(text)]
-        db.executemany(f"UPDATE {table} SET {column} = ? WHERE {column} = ?", quoting)
-
-
-def _redact_run_stats(layout: LakeLayout, words: re.Pattern[str]) -> None:
-    """Do the same in the statistics of runs, which have the last error and the reasons of rejects."""
+def _forget_run_stats(layout: LakeLayout) -> None:
+    """Remove the free texts from the statistics of runs: the last error, and the reasons of rejects."""
     path = layout.root / RUN_STATS
     with translate_os_errors(path), suppress(msgspec.DecodeError):
-        stats = msgspec.json.decode(path.read_bytes().rstrip(b" \0"), type=dict[str, Any]) if is_run_stats(path) else {}
-        reason, reasons = str(stats.get("reason")), (stats.get("lake") or {}).get("rejects_by_reason") or {}
-        if any(map(words.search, (reason, *reasons))):
-            stats["reason"] = _PURGED if words.search(reason) else reason
-            for text in filter(words.search, list(reasons)):
-                del reasons[text]
-            write_file(path, msgspec.json.encode(stats))
+        if is_run_stats(path):
+            stats = msgspec.json.decode(path.read_bytes().rstrip(b" \0"), type=dict[str, Any])
+            (stats.get("lake") or {}).pop("rejects_by_reason", None)
+            write_file(path, msgspec.json.encode(stats | {"reason": stats.get("reason") and _PURGED}))
 
 
 # Where the files are
@@ -411,39 +383,6 @@ def _references_of(lake: Lake, findings: _Findings) -> list[str]:
                 sql = f"SELECT DISTINCT {values[part.table_name]} FROM {source} WHERE {findings.condition}"
                 references.update(row[0] for row in db.execute(sql).fetchall() if row[0] is not None)
     return sorted(references)
-
-
-def _read_documents(lake: Lake, condition: str) -> tuple[set[str], set[str]]:
-    """Return what the documents of the files have: ids of uploads, and all keys as the drift names them."""
-    ids, keys = set[str](), set[str]()
-    with open_worker_connection(lake.layout.spill_dir) as db:
-        for part in lake.ledger.parts():
-            if part.table_name == RAW_TABLE:
-                source = sql_read_parquet([lake.layout.part_path(part.name)])
-                rows = db.execute(f"SELECT unnest([{', '.join(_DOCUMENTS)}]) FROM {source} WHERE {condition}")
-                while row := rows.fetchone():
-                    document = decode_object(row[0] or b"")
-                    ids |= {str(upload.get("id")) for upload in _list_uploads(document)}
-                    for value in _iter_objects(document):
-                        keys.update(map(name_drift, value))
-    return set(filter(str.isdecimal, ids)), keys
-
-
-def _list_uploads(document: dict[str, Any]) -> list[dict[str, Any]]:
-    uploads = document.get("uploads")
-    return [item for item in uploads if isinstance(item, dict)] if isinstance(uploads, list) else []
-
-
-def _iter_objects(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the document and every object in it."""
-    values: list[Any] = [document]
-    while values:
-        value = values.pop()
-        if isinstance(value, dict):
-            yield value
-            values += value.values()
-        elif isinstance(value, list):
-            values += value
 
 
 def _rewrite_part_without(lake: Lake, part: Part, condition: str) -> list[Part]:
