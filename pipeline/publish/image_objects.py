@@ -21,6 +21,7 @@ from pipeline.publish.object_store import (
     create_object,
     download_object,
     find_difference,
+    find_problems,
     run_side_by_side,
 )
 
@@ -136,9 +137,9 @@ class ImagesOnStore(Struct):
 def upload_images(lake: Lake, store: ObjectStore, comparison: Comparison) -> ImagesOnStore:
     """Compare the images of a store with the lake, and create those that it lacks, many side by side.
 
-    An object of another size is replaced: its name is the hash of what it should have. Those that are due by
-    the `comparison` are read, and replaced if they are damaged. An image that is missing or
-    damaged in the lake is a problem of the result: it does not stop the others. Raises `PublishError`.
+    An object of another size is replaced: its name is the hash of what it should have. Those that are due by the
+    `comparison` are read, and replaced if they are damaged. An image that is missing or damaged in the lake is a
+    problem of the result: it does not stop the others. Raises `PublishError`.
     """
     result = ImagesOnStore()
     for chunk in compare_images(lake.layout, lake.ledger, store):
@@ -179,8 +180,7 @@ def download_images(store: ObjectStore, layout: LakeLayout, ledger: LedgerQuerie
         images = _read_images(layout, ledger, prefix)
         folders = {image.file.parent for image in images.values()}
         layout.create_dirs({folder.parent for folder in folders} | folders)
-        results = run_side_by_side(partial(download_object, store, below=layout.root), images.values())
-        problems |= {path: problem for path, problem in zip(images, results, strict=True) if problem is not None}
+        problems |= find_problems(store, images.values(), partial(download_object, store, layout.root))
         with translate_os_errors(layout.root):
             for folder in sorted(folders):
                 fsync_dir(folder)

@@ -231,21 +231,32 @@ class Comparison(Struct):
 
     def find_damaged(self, store: ObjectStore, items: Sequence[PendingUpload]) -> list[PendingUpload]:
         """Read objects, many side by side, and return those that are damaged."""
-        problems = run_side_by_side(partial(find_damage, store), items)
-        damaged = [item for item, problem in zip(items, problems, strict=True) if problem == "damaged"]
+        problems = find_problems(store, items, partial(is_whole, store))
+        damaged = [item for item in items if problems.get(item.path) == "damaged"]
         self.compared += len(items)
         self.damaged += len(damaged)
         return damaged
 
 
-def find_damage(store: ObjectStore, item: PendingUpload) -> str | None:
-    """Read an object. Return that it is missing or damaged, None if it has what was written."""
-    try:
-        return None if store.hash_content(item.path).startswith(item.sha256) else "damaged"
-    except PublishError:
-        if store.head(item.path) is not None:
-            raise
-        return "missing"
+def find_problems(
+    store: ObjectStore, items: Iterable[PendingUpload], is_whole: Callable[[PendingUpload], bool]
+) -> dict[str, str]:
+    """Look at objects, many side by side, and return those that are missing or damaged, by path."""
+
+    def find_problem(item: PendingUpload) -> tuple[str, str]:
+        try:
+            return item.path, "" if is_whole(item) else "damaged"
+        except PublishError:
+            if store.head(item.path) is not None:
+                raise
+            return item.path, "missing"
+
+    return {path: problem for path, problem in run_side_by_side(find_problem, items) if problem}
+
+
+def is_whole(store: ObjectStore, item: PendingUpload) -> bool:
+    """Read an object, and return whether it has what was written."""
+    return store.hash_content(item.path).startswith(item.sha256)
 
 
 def replace_object(store: ObjectStore, upload: PendingUpload) -> None:
@@ -257,27 +268,22 @@ def replace_object(store: ObjectStore, upload: PendingUpload) -> None:
     log.warning("object.replaced", url=store.url(upload.path), reason="it was damaged")
 
 
-def download_object(store: ObjectStore, item: PendingUpload, *, below: Path, mode: int = READ_ONLY) -> str | None:
-    """Write an object to its file, behind no link below `below`.
-
-    Return that it is missing or damaged; then there is no file.
-    """
+def download_object(store: ObjectStore, below: Path, item: PendingUpload) -> bool:
+    """Write an object to its file, behind no link below `below`; return whether it is whole, else there is no file."""
     with translate_os_errors(item.file), pin_folder(item.file.parent, below=below) as pinned:
         file = pinned / item.file.name
         try:
             if not store.download(item.path, file, item.bytes):
-                return "damaged"
+                return False
         except PublishError:
-            if store.head(item.path) is not None:
-                raise
             file.unlink(missing_ok=True)
-            return "missing"
+            raise
         if not sha256_file(file).startswith(item.sha256):
             file.unlink()
-            return "damaged"
+            return False
         fsync_file(file)
-        file.chmod(mode)
-    return None
+        file.chmod(READ_ONLY)
+    return True
 
 
 def find_difference(upload: PendingUpload, existing: StoredObject) -> str | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from pipeline.atomic_files import fsync_dir, is_temp_file, list_names, pin_folder, temp_name
-from pipeline.errors import LakeCorruptedError, PublishError, SettingsError
+from pipeline.errors import LakeCorruptedError, PublishError, ScanlakeError, SettingsError
 from pipeline.findings import error, ok
 from pipeline.formatting import pluralize
 from pipeline.lake.image_store import forget_missing_images, iter_paths
@@ -23,7 +23,7 @@ from pipeline.lake.layout import LakeLayout, hold_lock, is_image_path, is_part_p
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_format import find_foreign_content, translate_sqlite_errors
 from pipeline.publish.image_objects import compare_images, download_images
-from pipeline.publish.object_store import PendingUpload, download_object, find_damage, run_side_by_side
+from pipeline.publish.object_store import PendingUpload, download_object, find_problems, is_whole
 from pipeline.publish.target import (
     CATALOG,
     LATEST,
@@ -38,7 +38,7 @@ from schemas.tables import TABLES
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pipeline.findings import Finding
     from pipeline.lake.ledger_queries import SnapshotRecord
@@ -117,15 +117,15 @@ def check_backup(store: ObjectStore, *, read_data: bool) -> Iterator[Finding]:
             objects = list(parts)
             if record is not None:
                 objects.append(PendingUpload(CATALOG, layout.catalog, record.catalog.bytes, record.catalog.sha256))
-            lost |= _find_lost(objects, partial(find_damage, store))
+            lost |= find_problems(store, objects, partial(is_whole, store))
+            compared = len(objects) + (1 if record is None else 2)  # with record and ledger
             if ledger is not None and record is not None and record.images is not None:
                 chunks = compare_images(layout, ledger, store)
                 images, images_lost = find_image_damage(store, chunks, read_data=read_data)
                 lost |= images_lost
     hint = f"Delete the damaged objects, then run `scanlake backup {store.base_url}`."
     yield from (error("backup", path, problem, hint) for path, problem in sorted(lost.items()))
-    compared = f"{pluralize(len(objects) + 2, 'object')}, {pluralize(images, 'image')}"  # with ledger and record
-    yield ok("backup", store.base_url, f"{compared} compared")
+    yield ok("backup", store.base_url, f"{pluralize(compared, 'object')}, {pluralize(images, 'image')} compared")
 
 
 @contextmanager
@@ -137,19 +137,23 @@ def _open_backup(
     Without the record or the ledger the parts are the documents, of which a repair makes a lake. Raises the errors of
     `restore_backup` about the backup.
     """
-    record, problem = None, None
+    record = None
+    problem: ScanlakeError = SettingsError(f"{store.base_url} has no backup.", hint="Correct the URL.")
     try:
         record, _ = read_latest(store, lake_id=None)
+        lost |= {LATEST: "missing"} if record is None else {}
     except (LakeCorruptedError, PublishError) as failure:
+        store.head(LATEST)  # raises if the store does not answer: then the record may be whole
         problem, lost[LATEST] = failure, "damaged"
-    if record is not None and record.ledger is not None:
+    if record is not None:
+        if record.ledger is None:
+            raise problem
         path = to_ledger_path(record.ledger.sha256)
         item = PendingUpload(path, copy, record.ledger.bytes, record.ledger.sha256)
-        if is_own_path(path):
-            lost |= _find_lost([item], partial(download_object, store, below=copy.parent, mode=_LEDGER_MODE))
-        else:
-            lost[LATEST] = "damaged"
+        download = partial(download_object, store, copy.parent)
+        lost |= find_problems(store, [item], download) if is_own_path(path) else {LATEST: "damaged"}
         if not lost:
+            copy.chmod(_LEDGER_MODE)
             with translate_sqlite_errors(copy):
                 content = find_foreign_content(copy)
             if content is not None:
@@ -160,9 +164,9 @@ def _open_backup(
                 files = ((path, layout.part_path(part.name), part.bytes, part.sha256) for path, part in parts)
                 yield record, ledger, [PendingUpload(*file) for file in files]
             return
-    documents = {} if record is not None and not lost else list_documents(store)
+    documents = list_documents(store)
     if not documents:
-        raise problem or SettingsError(f"{store.base_url} has no backup.", hint="Correct the URL.")
+        raise problem
     files = ((item.path, layout.part_path(name), item.bytes, sha256) for name, (item, sha256) in documents.items())
     yield record, None, [PendingUpload(*file) for file in files]
 
@@ -177,12 +181,6 @@ def _refuse_foreign_names(ledger: Ledger, url: str) -> None:
         raise LakeCorruptedError(f"{url} names a file that is no PDF of a report.")
 
 
-def _find_lost(objects: Sequence[PendingUpload], find_problem: Callable[[PendingUpload], str | None]) -> dict[str, str]:
-    """Return the objects with a problem, by path."""
-    problems = run_side_by_side(find_problem, objects)
-    return {item.path: problem for item, problem in zip(objects, problems, strict=True) if problem is not None}
-
-
 def _download_backup(store: ObjectStore, layout: LakeLayout, target: LakeLayout) -> RestoredBackup:
     """Write the parts and images, then the ledger, of a backup to the folders of an empty lake, and publish it.
 
@@ -190,7 +188,7 @@ def _download_backup(store: ObjectStore, layout: LakeLayout, target: LakeLayout)
     """
     copy, lost, images = layout.root / temp_name(layout.ledger.name), dict[str, str](), dict[str, str]()
     with _open_backup(store, layout, copy, lost) as (record, ledger, parts):
-        lost |= _find_lost(parts, partial(download_object, store, below=layout.root))
+        lost |= find_problems(store, parts, partial(download_object, store, layout.root))
         if ledger is not None and record is not None and record.images is not None:
             images = download_images(store, layout, ledger)
     with translate_os_errors(layout.ledger):

@@ -69,6 +69,23 @@ async def test_one_flipped_bit_costs_itself_alone(store: ObjectStore, tmp_path: 
             store.create(path, whole)
 
 
+def test_a_backup_without_its_record_is_named_as_such(history: History, tmp_path: Path) -> None:
+    """Without `latest.json` the documents are restored, and both restore and check name the record as missing.
+
+    Only what is there is counted as compared.
+    """
+    lake, target = history.root, tmp_path / "target"
+    told(lake, "backup", str(target))
+    (target / LATEST).unlink()
+    answer = told(tmp_path / "copy", "restore", str(target), code=9)
+    assert "latest.json: missing\n" in answer
+    assert "run `scanlake repair`, then `scanlake sync`" in answer
+    documents = len(list((target / "documents").iterdir()))
+    answer = told(lake, "check", "--backup", str(target), code=9)
+    assert "backup    latest.json: missing\n" in answer
+    assert f"{documents + 1} objects, 0 images compared" in answer
+
+
 @pytest.mark.parametrize("store", ["file", "s3"], indirect=True)
 def test_thirty_backups_put_right_all_that_is_damaged(
     store: ObjectStore, pictured: PicturedLakes, tmp_path: Path
