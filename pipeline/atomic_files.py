@@ -30,11 +30,10 @@ _TEMP_NAME: Final = re.compile(r"(\..*\.\d+-[0-9a-f]{8})([0-9a-f]{8})\.tmp(\.wal
 _DAMAGED_NAME: Final = re.compile(r"(.*\.damaged-\w+)-([0-9a-f]{8})(-wal|-shm|-journal)?", re.DOTALL)
 _FICLONE: Final = 0x40049409  # Linux: the target shares the source's blocks
 _LINK_UNSUPPORTED: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-
-
 PINNED: Final = "/proc/self/fd/"
 """Begin of the paths of `pin_folder`."""
-_FOLDER: Final = os.O_PATH | os.O_CLOEXEC
+_FOLDER: Final = getattr(os, "O_PATH", 0) | os.O_CLOEXEC
+_HAS_PATHS_OF_FOLDERS: Final = hasattr(os, "O_PATH")  # of Linux
 _MAX_NAMES: Final = 2_000  # of a path, with those in its links, which can refer to each other
 
 
@@ -180,8 +179,12 @@ def pin_folder(path: Path, *, below: Path | None = None) -> Iterator[Path]:
 
     Who can write to a folder above could put a link in its place, and direct writes elsewhere. So only links of this
     user and of root are followed, and none below the folder `below`. Raises `OSError`, also at the end if the folder
-    has no longer its name.
+    has no longer its name. On systems where a descriptor has no path this is the folder by its name.
     """
+    if not _HAS_PATHS_OF_FOLDERS:
+        path.mkdir(parents=True, exist_ok=True)
+        yield path
+        return
     if below is not None:
         below.mkdir(parents=True, exist_ok=True)
     handle = os.open(below or "/", _FOLDER | os.O_DIRECTORY)

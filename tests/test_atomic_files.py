@@ -193,3 +193,15 @@ def test_a_lock_is_never_a_link(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"), lock_file(tmp_path / "link"):
         pass
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_system_without_paths_of_descriptors_uses_names(tmp_path: Path) -> None:
+    """Without O_PATH, as on macOS, every command starts, and a pinned folder is the folder by its name."""
+    code = (
+        "import os, sys; from pathlib import Path; del os.O_PATH; import pipeline.cli\n"
+        "from pipeline.atomic_files import pin_folder\n"
+        "with pin_folder(Path(sys.argv[1])) as folder: (folder / 'file').write_text('content')"
+    )
+    target = tmp_path / "new" / "folder"
+    subprocess.run([sys.executable, "-c", code, target], check=True)
+    assert (target / "file").read_text() == "content"
