@@ -49,14 +49,21 @@ def require_snapshot(layout: LakeLayout, number: int) -> Path:
     return layout.snapshot_path(number)
 
 
-def read_snapshot(path: Path) -> SnapshotContents:
-    """Return the contents of the catalog at `path`. Raises `LakeCorruptedError` when it cannot be read."""
+@contextmanager
+def open_snapshot(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield a connection that reads the catalog at `path`. Raises `LakeCorruptedError` when it cannot be read."""
     try:
         with read_database(path) as db:
-            spec = read_spec(db)
-            superseded = db.sql(f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {SUPERSEDED_VERSIONS}").to_arrow_table()
+            yield db
     except (duckdb.Error, IndexError) as error:
         raise LakeCorruptedError(f"{path.name} cannot be read.") from error
+
+
+def read_snapshot(path: Path) -> SnapshotContents:
+    """Return the contents of the catalog at `path`. Raises the error of `open_snapshot`."""
+    with open_snapshot(path) as db:
+        spec = read_spec(db)
+        superseded = db.sql(f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {SUPERSEDED_VERSIONS}").to_arrow_table()
     return SnapshotContents(spec.snapshot, spec.parts, superseded)
 
 

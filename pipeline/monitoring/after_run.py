@@ -221,7 +221,7 @@ def check_channels(settings: Settings) -> Iterator[Finding]:
         try:
             socket.create_connection((url.host or "", url.port or 443), timeout=POST_SECONDS).close()
             yield ok("settings", "notify_url", "its host takes connections; no alert was sent")
-        except OSError as failure:
+        except (OSError, UnicodeError) as failure:  # the second: of a name that the name system cannot have
             problem = f"no connection to its host: {type(failure).__name__}"
             yield warning("settings", "notify_url", problem, "Correct notify_url, or start the receiver.")
 

@@ -10,8 +10,8 @@ from pyiceberg.table import Table as IcebergTable
 from pipeline.errors import ScanlakeError
 from pipeline.findings import error, ok, warning
 from pipeline.formatting import pluralize
-from pipeline.lake.duckdb import read_database
 from pipeline.lake.layout import list_snapshots
+from pipeline.lake.snapshots import open_snapshot
 from pipeline.lake.sql import sql_identifier
 from pipeline.publish.iceberg_format import SYNC_PROPERTY, read_positions
 from pipeline.publish.iceberg_publish import TAG, list_stored_files, list_table_files, load_all_tables, read_own_state
@@ -35,7 +35,7 @@ _HINT: Final = "Run `scanlake publish --iceberg`."
 def check_tables(catalog: IcebergCatalog, layout: LakeLayout, subject: str, *, read_data: bool) -> Iterator[Finding]:
     """Yield the files that tables lack, and the tables that show other rows than the snapshot that was published.
 
-    Rows are counted, with `read_data` compared. Raises `PublishError`.
+    Rows are counted, with `read_data` compared. Raises `PublishError`, and `LakeCorruptedError` for the snapshot.
     """
     states, snapshots = load_all_tables(catalog), {f"{TAG}{number}": path for number, path in list_snapshots(layout)}
     stored = {file for state in states.values() for _, file, _ in list_stored_files(catalog.io, state)}
@@ -46,7 +46,7 @@ def check_tables(catalog: IcebergCatalog, layout: LakeLayout, subject: str, *, r
         yield warning("target", subject, f"has {tag or 'no sync'}, the lake has {newest or 'no snapshot'}", _HINT)
     if tag in snapshots and not lost:
         rows = "compared" if read_data else "counted"
-        with read_database(snapshots[tag]) as db:
+        with open_snapshot(snapshots[tag]) as db:
             for name, state in states.items():
                 reader = IcebergTable((name,), state.metadata, state.metadata_location, catalog.io, NoopCatalog(name))
                 if problem := _find_wrong_rows(db, BY_NAME[name], reader.scan(), read_data=read_data):
@@ -57,18 +57,18 @@ def check_tables(catalog: IcebergCatalog, layout: LakeLayout, subject: str, *, r
 
 
 def _find_wrong_rows(db: duckdb.DuckDBPyConnection, table: Table, scan: DataScan, *, read_data: bool) -> str | None:
-    """Return how the rows of a scan differ from those of the table in the open catalog."""
+    """Return how the rows of a scan differ from those of the table in the open snapshot."""
+    values = ", ".join(f"{sql_identifier(column.name)}::VARCHAR" for column in table.columns)
+    query = f"SELECT count(*), {f'sum(hash({values})::HUGEINT)' if read_data else 'NULL'} FROM "
+    own = expected, _ = db.execute(query + table.qualified_name).fetchall()[0]
     try:
         tasks = [(task.file, [file.file_path for file in task.delete_files]) for task in scan.plan_files()]
         rows = sum(file.record_count - len(read_positions(scan.io, paths, file.file_path)) for file, paths in tasks)
-        ((expected,),) = db.execute(f"SELECT count(*) FROM {table.qualified_name}").fetchall()
         if rows != expected:
             return f"{pluralize(rows, 'row')}, the snapshot has {expected:,}"
         if read_data and rows:
             db.register("published", scan.to_arrow_batch_reader())
-            values = ", ".join(f"{sql_identifier(column.name)}::VARCHAR" for column in table.columns)
-            query = f"SELECT sum(hash({values})::HUGEINT) FROM "
-            if len({db.execute(query + source).fetchall()[0] for source in (table.qualified_name, "published")}) > 1:
+            if db.execute(query + "published").fetchall() != [own]:
                 return "other rows than the snapshot"
     except ScanlakeError as failure:
         return failure.message.rstrip(".")

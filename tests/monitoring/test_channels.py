@@ -30,6 +30,8 @@ def test_the_receiver_is_connected_to_and_gets_nothing(tmp_path: Path) -> None:
     [refused] = check_channels(Settings(notify_url=Secret(url)))
     assert (refused.severity, "no connection" in refused.problem) == (Severity.WARNING, True)
     assert "secret" not in str(refused)
+    [unknown] = check_channels(Settings(notify_url=Secret(f"https://{'a' * 64}.invalid/secret")))
+    assert (unknown.severity, unknown.problem) == (Severity.WARNING, "no connection to its host: UnicodeError")
 
 
 def test_the_metrics_file_is_looked_at_and_not_written(tmp_path: Path) -> None:

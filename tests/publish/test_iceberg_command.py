@@ -153,3 +153,9 @@ def test_a_check_compares_the_tables(history: History, tmp_path: Path) -> None:
     (tables / "iceberg.json").unlink()
     told(lake, "publish", code=0, **settings)
     told(lake, "check", "--published", code=0, **settings)
+    snapshot = max((lake / "snapshots").iterdir())
+    snapshot.chmod(0o600)
+    with snapshot.open("r+b") as file:
+        file.truncate(5_000)
+    message = told(lake, "check", "--published", code=9, **settings)
+    assert f"{name}: {snapshot.name} cannot be read\n" in message, "damage in the lake is not the tables'"
