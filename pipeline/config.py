@@ -247,11 +247,11 @@ def require_own_settings(path: Path, status: os.stat_result) -> None:
     The file decides where the token is sent. Its group may write it if it is the user's private one, which has the
     user's name: then a umask of 002 is usual.
     """
+    hint = f"If you trust it, use --config {encode_path(path)}."
+    for number in {status.st_uid, path.lstat().st_uid} - {os.geteuid(), 0}:  # of the file, or of a link to it
+        raise SettingsError(f"{path} belongs to {_find_name(pwd.getpwuid, number)}, not to you.", hint=hint)
     owner = _find_name(pwd.getpwuid, status.st_uid)
     others = stat.S_IWOTH if _find_name(grp.getgrgid, status.st_gid) == owner else stat.S_IWOTH | stat.S_IWGRP
-    hint = f"If you trust it, use --config {encode_path(path)}."
-    if {status.st_uid, path.lstat().st_uid} - {os.geteuid(), 0}:
-        raise SettingsError(f"{path} belongs to {owner}, not to you.", hint=hint)
     if status.st_mode & others:
         mode = stat.S_IMODE(status.st_mode)
         raise SettingsError(f"{path} of {owner} can be changed by other users (mode {mode:o}).", hint=hint)

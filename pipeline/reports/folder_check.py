@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pydantic import ValidationError
 
+from pipeline.atomic_files import list_names
 from pipeline.errors import SettingsError
 from pipeline.findings import collect, error, ok, warning
 from pipeline.formatting import pluralize
@@ -74,7 +75,7 @@ def check_report_folder(folder: Path, reader: PdfReader, allowed_signers: Path |
     findings = [error("report", name, problem, _HINT) for name, problem in problems]
     findings.append(signature)
     known = {*sums, SUMS_NAME, SIGNATURE_NAME}
-    unknown = sorted(path.name for path in folder.iterdir() if path.name not in known and path.name[0] != ".")
+    unknown = sorted(name for name in list_names(folder) - known if not name.startswith("."))
     unread = (name for name, reading in readings.items() if reading is Unread.SKIPPED)
     findings += [warning("report", name, Unread.SKIPPED, UNREAD_HINT) for name in unread]
     findings += [warning("report", name, "unknown file", "Nothing to do: no manifest names it.") for name in unknown]

@@ -95,7 +95,7 @@ def test_a_settings_file_of_others_is_not_obeyed(open_folder: Path, monkeypatch:
     path.rename("own.toml")
     path.symlink_to("own.toml")
     os.lchown(path, NOBODY, NOBODY)
-    with pytest.raises(SettingsError, match="not to you"):
+    with pytest.raises(SettingsError, match="belongs to nobody, not to you"):
         load(None, {})
 
 

@@ -151,6 +151,12 @@ def test_the_command_verifies(copied_folder: Path, tmp_path: Path, main: Callabl
     assert main("check", "--report", str(tmp_path)).code == ExitCode.USAGE
 
 
+def test_lost_and_found_is_no_unknown_file(copied_folder: Path) -> None:
+    """The folder `lost+found` of a volume, whose root a job may use, is nothing that a manifest has to name."""
+    (copied_folder / "lost+found").mkdir()
+    assert lines_of(checked_folder(copied_folder).findings, Severity.WARNING) == []
+
+
 async def test_signatures(scene: Scene, tmp_path: Path) -> None:
     """An Ed25519 key signs the checksums; other content, another key and a missing signature are found.
 
