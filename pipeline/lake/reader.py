@@ -533,12 +533,15 @@ def load_live_state(lake: Path, *, runs: int) -> LiveState | None:
         if classify_folder(layout, identity) is FolderKind.LAKE_WITHOUT_LEDGER:
             raise LakeCorruptedError(f"{layout.ledger}: {describe_ledger(layout.ledger, identity)}.", hint=REBUILD_HINT)
         return None
+    file = _measure_catalog(layout)
     with open_ledger_readonly(layout) as ledger:
         records = ledger.recent_runs(max(runs, _MIN_RUNS))
         properties, files = ledger.properties, ledger.count_files()
         unstable = ledger.count_lasting_unstable()
         was_verified, has_snapshots = ledger.last_verification() is not None, ledger.last_snapshot() is not None
-    is_changed = all(_is_catalog_changed(layout) for _ in range(2))  # a publish can have replaced it in between
+    # A publish takes its record away before it replaces the file, and can have done so in between.
+    is_recorded = properties.catalog is None or list(properties.catalog["file"])[1:] == file
+    is_changed = not is_recorded and file is not None and file == _measure_catalog(layout)
     newest_runs = tuple(_mark_interrupted(layout, index, run) for index, run in enumerate(records))
     progress, newest = properties.run_progress, next(iter(newest_runs), None)
     if newest is None or newest.state != "running" or progress is None or progress["run_id"] != newest.run_id:
@@ -546,14 +549,12 @@ def load_live_state(lake: Path, *, runs: int) -> LiveState | None:
     return LiveState(properties, newest_runs, progress, files, was_verified, has_snapshots, is_changed, unstable)
 
 
-def _is_catalog_changed(layout: LakeLayout) -> bool:
-    """Return whether the catalog has another size or time than when it was published; `cp -a` of a lake keeps both."""
-    with open_ledger_readonly(layout) as ledger, translate_os_errors(layout.catalog):
-        record = ledger.properties.catalog
-        if record is None or not layout.catalog.is_file():
-            return False
+def _measure_catalog(layout: LakeLayout) -> list[int] | None:
+    """Return size and time of the catalog, which `cp -a` of a lake keeps; None without one."""
+    with translate_os_errors(layout.catalog), suppress(FileNotFoundError):
         status = layout.catalog.stat()
-        return [status.st_size, status.st_mtime_ns] != list(record["file"])[1:]
+        return [status.st_size, status.st_mtime_ns]
+    return None
 
 
 def _mark_interrupted(layout: LakeLayout, index: int, run: RunRecord) -> RunRecord:
