@@ -178,6 +178,7 @@ _ERRNO_HINTS: Final = {
     errno.EMFILE: _OPEN_FILES_HINT,
     errno.ENFILE: _OPEN_FILES_HINT,
     errno.ENAMETOOLONG: "Use a shorter path for the lake (--lake).",
+    errno.ESTALE: "Run the command again with the folder's name: another process has moved the folder.",
 }
 
 

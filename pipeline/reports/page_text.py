@@ -27,8 +27,10 @@ _MIN_LETTERS: Final = 4  # a shorter reference or id may be a page number or a w
 _MIN_WRAPPED_LETTERS: Final = 8  # a shorter one is not searched across the end of a line
 _BEFORE: Final = r"(?<!\w)(?<!\w[-./])"
 _AFTER: Final = r"(?!\w)(?![-./]\w)"
-_LIMITS: Final = (MemoryError, RecursionError, LimitReachedError, FileNotDecryptedError, DependencyError)
-"""What a sound PDF can raise: one that is too large, needs a password, or a cipher that is not installed."""
+_LIMITS: Final = (
+    *(MemoryError, RecursionError, LimitReachedError, FileNotDecryptedError, DependencyError, FileNotFoundError),
+)
+"""What a sound PDF can raise: too large, in a folder that was moved, with a password, or a cipher that is missing."""
 
 logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it warns of every defect of a PDF that it can still read
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipeline.atomic_files import pin_folder
-from pipeline.errors import ScanlakeError, StorageError
+from pipeline.errors import ScanlakeError, StorageError, to_scanlake_error
 from pipeline.lake.export import staging_path
 from pipeline.lake.lake_folder import classify_folder, find_other_entry
 from pipeline.lake.layout import LakeLayout
@@ -105,8 +105,9 @@ def test_a_folder_that_was_moved_is_not_called_written(tmp_path: Path) -> None:
         (tmp_path / "a").rename(tmp_path / "b")
         (tmp_path / "a" / "job").mkdir(parents=True)
         folder.write("index.html", b"content")
-        with pytest.raises(OSError, match="Stale"):
+        with pytest.raises(OSError, match="Stale") as caught:
             stack.close()
+    assert "another process has moved the folder" in str(to_scanlake_error(caught.value).hint)
     assert list((tmp_path / "a" / "job").iterdir()) == []
     assert (tmp_path / "b" / "job" / "index.html").exists()
 

@@ -97,6 +97,8 @@ def test_what_no_viewer_opens_is_told_from_what_is_not_looked_at(tmp_path: Path)
     shells = [b"%PDF", b"%PDF-1.4\n%%EOF\n", b"%PDF-1.4 <html>Error 500</html> %%EOF", sound[:300] + b"%%EOF", holes]
     shells += [make_pdf(_ORDINARY, pages=0), sound.replace(b"/Type /Page ", b"/Type /Nope")]
     assert read_all(tmp_path, *shells) == [Unread.BROKEN] * len(shells)
+    with closing(PdfReader()) as reader:
+        assert reader.read(tmp_path / "moved" / "report.pdf", _FILES) is Unread.SKIPPED
 
 
 def test_a_closed_reader_reads_nothing(tmp_path: Path) -> None:
