@@ -264,25 +264,17 @@ def _find_name(find: Callable[[int], Any], number: int) -> str:
         return str(number)
 
 
-def _find_file(config: Path | None) -> tuple[Path | None, bool]:
-    """Return the settings file, None without one, and whether it was named."""
-    path = named_file(config)
-    if path is None:
-        default = Path(CONFIG_NAME)
-        return (default if default.is_file() else None), False
-    if not path.is_file():
-        raise SettingsError(f"Settings file {path}: not found.", hint="Correct --config or SCANLAKE_CONFIG.")
-    return path, True
-
-
 def _read_file(config: Path | None) -> tuple[Path | None, dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the settings file, the settings above its tables, and the tables of the sources; nothing without one."""
-    path, is_named = _find_file(config)
-    if path is None:
-        return None, {}, {}
+    named = named_file(config)
+    path = named or Path(CONFIG_NAME)
+    if not path.is_file():
+        if named is None:
+            return None, {}, {}
+        raise SettingsError(f"Settings file {path}: not found.", hint="Correct --config or SCANLAKE_CONFIG.")
     try:
         with path.open("rb") as file:
-            if not is_named:
+            if named is None:
                 require_own_settings(path, os.fstat(file.fileno()))
             top = tomllib.loads(file.read().decode().removeprefix("\ufeff"))
     except UnicodeDecodeError:

@@ -126,7 +126,6 @@ class DeleteFile(Struct, frozen=True):
     """A file of position deletes of one data file, and the sequence number that orders it."""
 
     file: DataFile
-    sequence: int
     digest: str
     """Digest of all positions of the data file that are deleted with this file and the earlier ones."""
 
@@ -362,9 +361,9 @@ def read_files(metadata: TableMetadata, io: StoreFileIO) -> TableFiles:
     deletes: defaultdict[str, list[DeleteFile]] = defaultdict(list)
     for entry in sorted(entries, key=lambda entry: entry.sequence_number or 0):
         if match := _DELETE_NAME.fullmatch(entry.data_file.file_path):
-            location, sequence = f"{match[1]}.parquet", entry.sequence_number or 0
-            if sequence >= sequences.get(location, math.inf):
-                deletes[location].append(DeleteFile(entry.data_file, sequence, match[2]))
+            location = f"{match[1]}.parquet"
+            if (entry.sequence_number or 0) >= sequences.get(location, math.inf):
+                deletes[location].append(DeleteFile(entry.data_file, match[2]))
     own = {delete.file.file_path for delete in chain.from_iterable(deletes.values())}
     return TableFiles(set(sequences), dict(deletes), times.keys() - sequences.keys() - own, manifests)
 
