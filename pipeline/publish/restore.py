@@ -218,20 +218,15 @@ def _is_empty_or_killed_restore(folder: Path) -> bool:
     if not entries - {mark}:
         return not entries or has_restore_mark(folder)
     is_marked = has_restore_mark(folder) and mark.stat().st_size > 0
-    return is_marked and all(path == mark or _is_own(folder, path) for path in _list_files(folder))
+    return is_marked and all(is_folder or path == mark or _is_own(folder, path) for path, is_folder in _walk(folder))
 
 
-def _list_files(folder: Path) -> list[Path]:
-    """Return everything below a folder that is no folder. Links are not followed."""
-    return [path for path in _walk(folder) if path.is_symlink() or not path.is_dir()]
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    """Yield everything below a folder, what is in a folder before that folder. Links are not followed."""
+def _walk(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield everything below a folder, after what is in it, and whether it is a folder. Links are not followed."""
     for path in map(folder.joinpath, list_names(folder)):
-        if path.is_dir() and not path.is_symlink():
+        if is_folder := path.is_dir() and not path.is_symlink():
             yield from _walk(path)
-        yield path
+        yield path, is_folder
 
 
 def _is_own(folder: Path, path: Path) -> bool:
@@ -245,9 +240,9 @@ def _is_own(folder: Path, path: Path) -> bool:
 def _remove_partial_lake(folder: Path) -> None:
     """Remove every file of a restore except its mark, and the folders that are empty then."""
     with translate_os_errors(folder):
-        for path in _list_files(folder):
-            if _is_own(folder, path):
+        for path, is_folder in _walk(folder):
+            if is_folder:
+                with suppress(OSError):
+                    path.rmdir()
+            elif _is_own(folder, path):
                 path.unlink(missing_ok=True)
-        for path in (path for path in _walk(folder) if path.is_dir()):
-            with suppress(OSError):
-                path.rmdir()
