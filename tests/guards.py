@@ -29,28 +29,31 @@ class Refused(RuntimeError):
     """A test reached beyond its bounds."""
 
 
-def refuse_open_of_held_database(event: str, arguments: tuple[Any, ...]) -> None:
+def refuse_open_of_held_database(event: str, arguments: tuple[Any, ...], *, of_readers: bool = False) -> None:
     """Refuse to open a file on which this process has a lock: its close would drop all locks of the process.
 
     See https://www.sqlite.org/howtocorrupt.html, 2.2. SQLite and DuckDB open their files themselves, without an event.
+    A reader of a catalog can be the test itself, beside the product: its lock counts only if told so.
     """
     if event != "open" or not isinstance(arguments[0], str | bytes | os.PathLike):
         return
     path = os.fsdecode(arguments[0])
-    if any(name in os.path.basename(path) for name in _DATABASES) and _has_lock(path):  # noqa: PTH119 - as it came
+    name = os.path.basename(path)  # noqa: PTH119 - as it came
+    kind = next((kind for kind in _DATABASES if kind in name), None)
+    if kind is not None and _has_lock(path, "" if of_readers or kind == "sqlite" else " WRITE "):
         raise Refused(f"a file of a database that this process holds: {path}")
 
 
 def end_with_held_database(event: str, arguments: tuple[Any, ...]) -> None:
     """End the process as `refuse_open_of_held_database` refuses: a command may catch any exception."""
     try:
-        refuse_open_of_held_database(event, arguments)
+        refuse_open_of_held_database(event, arguments, of_readers=True)
     except Refused as refused:
         os.write(2, f"{refused}\n".encode())
         os._exit(_EXIT_CODE)
 
 
-def _has_lock(path: str) -> bool:
+def _has_lock(path: str, kind: str) -> bool:
     try:
         status = os.stat(path)  # noqa: PTH116 - a Path would be made for each file that is opened
     except OSError:
@@ -63,7 +66,7 @@ def _has_lock(path: str) -> bool:
             locks += chunk
     finally:
         os.close(handle)
-    return any(" POSIX " in line and place in line for line in locks.decode().splitlines())
+    return any(" POSIX " in line and kind in line and place in line for line in locks.decode().splitlines())
 
 
 class Guard:
