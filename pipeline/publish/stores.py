@@ -89,6 +89,10 @@ _BY_TEXT: Final = (
 _URL_HINT: Final = "Use a URL such as s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///folder."
 
 
+_HIVE_FILE: Final = re.compile(r"^file:/(?!/)")
+"""How Hive's catalogs write the location of a folder. People must not: `parse_store_url`."""
+
+
 def open_location(location: str) -> ObjectStore:
     """Return the object store at what `parse_location` returned. A folder need not exist. Nothing is sent."""
     return LocalStore(Path(location)) if location.startswith("/") else open_store(location)
@@ -100,7 +104,7 @@ def open_store(url: str) -> ObjectStore:
     Raises `SettingsError` for another kind of URL; the message never shows it, because it may have credentials.
     """
     try:
-        url = parse_store_url(url)
+        url = parse_store_url(_HIVE_FILE.sub("file:///", url))
     except ValueError as error:
         raise SettingsError(f"The URL of an object store {error}.", hint=_URL_HINT) from None
     if url.startswith("file:"):

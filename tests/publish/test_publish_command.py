@@ -111,7 +111,7 @@ def test_wrong_usage(history: History) -> None:
     """Options that make no sense together, and URLs of other kinds, are exit code 2."""
     lake = history.root
     assert "No target to publish to. Add --to URL, or set publish_to." in told(lake, "publish", code=2)
-    assert "object store" in told(lake, "publish", "--to", "ftp://host/x", code=2)
+    assert "must be a URL such as s3://" in told(lake, "publish", "--to", "ftp://host/x", code=2)
     assert "publish_to" in told(lake, "publish", code=2, SCANLAKE_PUBLISH_AFTER_SYNC="true")
 
 
