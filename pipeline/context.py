@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import UnionType
 
-    from pipeline.monitoring.run_history import RunResult
+    from pipeline.monitoring.run_result import RunResult
 
 
 class CommandContext(GlobalOptions, frozen=True):

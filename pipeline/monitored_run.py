@@ -1,4 +1,4 @@
-"""A command whose end is reported: by statistics, metrics and alerts, whatever has failed."""
+"""A command whose end is reported: by metrics and alerts, whatever has failed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from pipeline.child_commands import FOLLOWER
 from pipeline.errors import ExitCode, to_scanlake_error
 from pipeline.logs import to_one_line
-from pipeline.monitoring.after_run import record_run
+from pipeline.monitoring.after_run import report_run
 from pipeline.monitoring.metrics import require_metrics_file
-from pipeline.monitoring.run_history import SYNC, RunResult
+from pipeline.monitoring.run_result import SYNC, RunResult
 from pipeline.process import run_async
 
 if TYPE_CHECKING:
@@ -44,5 +44,5 @@ def run_monitored(context: CommandContext, command: str, run: Callable[..., Exit
         result.seconds = max(0.0, (datetime.now(UTC) - result.started_at).total_seconds())
         is_typed = sys.stdin.isatty() and (result.code == ExitCode.USAGE or command != SYNC)
         if not (is_typed and result.has_failed):
-            run_async(record_run(settings, result))
+            run_async(report_run(settings, result))
     return code

@@ -36,7 +36,7 @@ TOKEN_FILE: Final = "token"
 """The one file name under which a test may keep the canary."""
 
 _ZONES: Final = ("UTC", "Europe/Berlin", "Asia/Kathmandu", "Pacific/Apia", "America/St_Johns")
-_OF_OTHERS: Final = ("SCANLAKE_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NETRC")
+_OF_OTHERS: Final = ("SCANLAKE_", "XDG_STATE_HOME", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NETRC")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,8 +17,8 @@ from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, StorageError
 from pipeline.lake.lake_folder import require_own_file
 from pipeline.lake.ledger_queries import RunRecord
-from pipeline.lake.reader import LiveState, read_live_state, run_interruptibly
-from pipeline.monitoring.run_history import find_failures, find_image_failures
+from pipeline.lake.reader import IMAGES_COMMAND, LiveState, read_live_state, run_interruptibly
+from pipeline.monitoring.run_result import find_failures
 from pipeline.pages.catalog_access import CatalogAccess
 from pipeline.pages.dashboard import LedgerState, load_dashboard, render_dashboard
 from pipeline.pages.site import Site
@@ -113,7 +113,7 @@ def _read_ledger(settings: Settings) -> LedgerState:
     if state is None:
         failing = "The ledger cannot be read: run `scanlake check`."
         return LedgerState(source=_choose_source(settings, state), failing=failing)
-    failures = find_failures(settings.lake, state) or find_image_failures(state)
+    failures = find_failures(state) or find_failures(state, frozenset({IMAGES_COMMAND}))
     pause = state.properties.rollback_pause
     problem, published = None, state.properties.remote_publish
     if published is not None and published["problem"] is not None:

@@ -24,9 +24,9 @@ from pipeline.formatting import (
     pluralize,
 )
 from pipeline.lake.ledger_queries import RunRecord
-from pipeline.lake.reader import LiveState, fetch_dicts, has_catalog, load_live_state, open_catalog
+from pipeline.lake.reader import IMAGES_COMMAND, LiveState, fetch_dicts, has_catalog, load_live_state, open_catalog
 from pipeline.logs import to_one_line
-from pipeline.monitoring.run_history import Failures, find_failures, find_image_failures
+from pipeline.monitoring.run_result import Failures, find_failures
 from pipeline.publish_outcome import PublishOutcome
 from pipeline.settings import Settings
 from pipeline.text_tables import format_table
@@ -162,22 +162,18 @@ def run(
     """
     settings = context.settings()
     state, problem = _load_state(settings.lake, runs)
-    failures = find_failures(settings.lake, state)
-    status = LakeStatus(settings.lake, context.source, failures=failures)
+    status = LakeStatus(settings.lake, context.source)
     if problem is not None:
         status = replace(status, problem=to_one_line(f"{problem.message} {problem.hint}"))
         if not has_catalog(settings):
             raise problem
     if state is not None and not state.has_snapshots:
         status = replace(status, freshness=replace(status.freshness, files=state.files))
-    elif failures is not None and not has_catalog(settings):
-        message = f"No lake at {settings.lake.absolute()}: {failures}"
-        raise ScanlakeError(message, hint="Run `scanlake sync` after that, or correct --lake.")
     else:
         status = _read_catalog(status, settings, runs)
     if state is not None:
         status = _update(status, state, runs)
-    has_failed = failures or status.images or (status.publish is not None and status.publish.problem)
+    has_failed = status.failures or status.images or (status.publish is not None and status.publish.problem)
     code = problem.exit_code if problem is not None else ExitCode.FAILED if has_failed else ExitCode.OK
     return context.print_result(status, lambda: _format_status(status), code)
 
@@ -242,7 +238,8 @@ def _update(status: LakeStatus, state: LiveState, runs: int) -> LakeStatus:
         freshness=freshness,
         lacks_rows=properties.has_unpublished_rows,
         is_catalog_changed=state.is_catalog_changed,
-        images=find_image_failures(state),
+        failures=find_failures(state),
+        images=find_failures(state, frozenset({IMAGES_COMMAND})),
         publish=None if (last := properties.remote_publish) is None else PublishOutcome.from_record(last),
         running=_describe_running(state),
         paused_at_snapshot=None if (pause := properties.rollback_pause) is None else pause["to"],

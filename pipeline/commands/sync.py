@@ -15,7 +15,7 @@ from pipeline.errors import ExitCode
 from pipeline.lake.compaction import compact_if_due
 from pipeline.lake.mounts import remember_mount
 from pipeline.maintenance.writable_lake import open_writable_lake
-from pipeline.monitoring.after_run import LakeStats, RunDelta, measure_delta, record_killed_sync
+from pipeline.monitoring.after_run import LakeStats, RunDelta, measure_delta, report_killed_sync
 from pipeline.process import run_async
 from pipeline.publish_after_run import publish_in_subprocess
 from pipeline.publish_outcome import PublishOutcome
@@ -83,7 +83,7 @@ def run(
     time_range = TimeRange(*parse_range(since, until), full)
     settings = context.settings()
     require_base_url(settings)
-    record_killed_sync(settings, context.source or "")
+    report_killed_sync(settings, context.source or "")
     token = context.token(settings)
     progress = context.progress()
     prints_summary = not (context.as_json or context.quiet)

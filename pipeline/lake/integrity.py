@@ -65,10 +65,9 @@ _LOG_BEGINS: Final = {
 """How SQLite's logs begin: https://www.sqlite.org/fileformat.html. It has no locks on them."""
 _INDEX_STEP_BYTES: Final = 4_096  # by which SQLite makes an index longer
 _MAX_CUT_BYTES: Final = 3  # of an index that SQLite is about to write again
-# The last two: the statistics of runs, and the lock of share jobs.
 _AUXILIARY_FILES: Final = (
     *("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal", "catalog.duckdb.wal"),
-    *("run_stats.json", "SHARES.LOCK"),
+    "SHARES.LOCK",  # of share jobs
 )
 _HEX: Final = "0123456789abcdef"
 _TEMPORARY: Final = ".tmp"

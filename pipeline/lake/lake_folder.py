@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 RESTORE_IN_PROGRESS: Final = "RESTORE_IN_PROGRESS"
 """Name of the file that marks a folder whose restore is running or was killed."""
 RESTORE_MARK: Final = b"scanlake restore\n"
-RUN_STATS: Final = "run_stats.json"  # which a failed first run leaves, and no lake needs
-_RUN_STATS_BEGIN: Final = b'{"runs":'
 _MAGIC_BYTES: Final = 12  # of DuckDB's header after a checksum; those of Parquet are the first four
 _MAX_ZEROS: Final = 4096  # a block of the file system
 
@@ -113,12 +111,8 @@ def find_other_entry(layout: LakeLayout) -> str | None:
 def has_restore_mark(folder: Path) -> bool:
     """Return whether a folder has the mark of a restore, as scanlake writes it; empty after a kill."""
     mark = folder / RESTORE_IN_PROGRESS
-    return not mark.is_symlink() and mark.is_file() and _has_content(mark, RESTORE_MARK)
-
-
-def _has_content(path: Path, begin: bytes) -> bool:
-    """Return whether a file begins as scanlake writes it; empty or zeros after a kill."""
-    return _read_begin(path, len(begin)).strip(b"\0") in {b"", begin}
+    is_file = not mark.is_symlink() and mark.is_file()
+    return is_file and _read_begin(mark, len(RESTORE_MARK)).strip(b"\0") in {b"", RESTORE_MARK}
 
 
 def _read_begin(path: Path, count: int) -> bytes:
@@ -127,9 +121,9 @@ def _read_begin(path: Path, count: int) -> bytes:
 
 
 def is_run_stats(path: Path) -> bool:
-    """Return whether a file is the statistics of runs as scanlake writes them; empty or zeros after a kill."""
-    is_file = path.name == RUN_STATS and not path.is_symlink() and path.is_file()
-    return is_file and _has_content(path, _RUN_STATS_BEGIN)
+    """Return whether a file is the statistics of runs that earlier versions wrote, and no lake needs."""
+    is_file = path.name == "run_stats.json" and not path.is_symlink() and path.is_file()
+    return is_file and _read_begin(path, 8) == b'{"runs":'
 
 
 def missing_catalog_error(layout: LakeLayout, settings: Settings) -> ScanlakeError:

@@ -17,20 +17,17 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, quote_plus
 
 import duckdb
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from pipeline.atomic_files import write_file
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.catalog_tables import read_parts_sql
 from pipeline.lake.duckdb import open_worker_connection, read_database
 from pipeline.lake.image_store import delete_images
 from pipeline.lake.integrity import check_parts_exist
-from pipeline.lake.lake_folder import RUN_STATS, is_run_stats
-from pipeline.lake.layout import list_snapshots, translate_os_errors
+from pipeline.lake.layout import list_snapshots
 from pipeline.lake.ledger import insert_all, replace_parts, require_publish, set_properties
 from pipeline.lake.part_rows import read_references
 from pipeline.lake.parts import (
@@ -50,7 +47,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.lake.lake import Lake
-    from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.ledger_queries import LakeProperties, Part
 
@@ -148,7 +144,6 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
     references, keys = _references_of(lake, findings), findings.list_whole_keys()
     words = _compile_words(references)
     snapshot_count = len(list_snapshots(layout))
-    _forget_run_stats(layout)
     with ledger.transaction() as db:
         replace_parts(db, (part.name for part in old), new, at=at)
         _forget_reports(db, keys, references, words)
@@ -225,16 +220,6 @@ def _without_words(value: Any, words: re.Pattern[str]) -> Any:
         return [_without_words(item, words) for item in value]
     items = value.items() if isinstance(value, dict) else ()
     return {name: _without_words(item, words) for name, item in items} if items else value
-
-
-def _forget_run_stats(layout: LakeLayout) -> None:
-    """Remove the free texts from the statistics of runs: the last error, and the reasons of rejects."""
-    path = layout.root / RUN_STATS
-    with translate_os_errors(path), suppress(msgspec.DecodeError):
-        if is_run_stats(path):
-            stats = msgspec.json.decode(path.read_bytes().rstrip(b" \0"), type=dict[str, Any])
-            (stats.get("lake") or {}).pop("rejects_by_reason", None)
-            write_file(path, msgspec.json.encode(stats | {"reason": stats.get("reason") and _PURGED}))
 
 
 # Where the files are

@@ -477,10 +477,7 @@ def _check_node(node: dict[str, Any]) -> None:
 # State of a lake, ahead of its catalog
 
 _KILLED: Final = "The process ended without recording why."
-FETCHES: Final = frozenset({"sync", "verify"})
-"""Commands that fetch files: the success of one ends the failures of all."""
 IMAGES_COMMAND: Final = "images"
-_GOOD: Final = frozenset({"done", "stopped"})
 _MIN_RUNS: Final = 50  # to count consecutive failures
 
 
@@ -503,16 +500,6 @@ class LiveState(Struct, frozen=True):
     def running(self) -> RunRecord | None:
         """The run that is going on."""
         return self.runs[0] if self.runs and self.runs[0].state == "running" else None
-
-    def find_failures(self, commands: frozenset[str] = FETCHES) -> tuple[RunRecord, ...]:
-        """Return the runs of `commands` that failed since the last good one, newest first; not interrupted ones."""
-        last_success = self.last_success_at(commands)
-        runs = (run for run in self.runs if run.state == "failed" and run.command in commands)
-        return tuple(run for run in runs if run.started_at > last_success)
-
-    def last_success_at(self, commands: frozenset[str] = FETCHES) -> int:
-        """Return the start of the last run of `commands` that ended well, microseconds; 0 without one."""
-        return max((run.started_at for run in self.runs if run.command in commands and run.state in _GOOD), default=0)
 
 
 def read_live_state(lake: Path, *, runs: int) -> LiveState | None:

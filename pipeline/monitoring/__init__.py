@@ -1,1 +1,1 @@
-"""Monitoring of runs: run statistics, metrics, alerts."""
+"""Monitoring of runs: their results, metrics, alerts."""

@@ -1,15 +1,15 @@
-"""Bookkeeping after a run: run statistics, metrics file, alerts when runs fail, recover and succeed."""
+"""Reports of a run at its end: metrics file, alerts when runs fail, recover and succeed."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import socket
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime  # noqa: TC003 - msgspec reads the annotations
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 from msgspec import Struct
@@ -17,12 +17,12 @@ from yarl import URL
 
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.findings import Finding, from_error, ok, warning
-from pipeline.lake.lake_folder import find_enclosing_lake
-from pipeline.lake.mounts import find_lost_mount
-from pipeline.lake.reader import read_live_state
+from pipeline.lake.layout import LakeLayout
+from pipeline.lake.mounts import find_lost_mount, name_record, write_record
+from pipeline.lake.reader import open_ledger_readonly, read_live_state
 from pipeline.logs import log, to_one_line
 from pipeline.monitoring.metrics import require_metrics_file, write_metrics
-from pipeline.monitoring.run_history import SYNC, RunResult, RunStats, is_failure, read_run_stats, update_run_stats
+from pipeline.monitoring.run_result import SYNC, RunResult, is_failure
 from pipeline.process import run_async
 from pipeline.progress import CrawlProgress
 from schemas.timestamps import format_instant, to_datetime
@@ -39,44 +39,25 @@ POST_SECONDS: Final = 8.0
 _MAX_REASON_CHARS: Final = 1_000
 _MAX_REASONS: Final = 20
 _KILLED_CODE: Final = 137  # what a shell reports of SIGKILL
-_MAX_INCONSISTENT_VERIFICATIONS: Final = 2  # in one they can differ by chance
+_MAX_INCONSISTENT: Final = 2  # in one they can differ by chance
+ALERTED: Final = "-alerted"  # exit codes of the failures that were sent since the last success
 _INCONSISTENT_REASON: Final = "Lake and service differ in several verifications; see meta.verifications."
 _NOT_PUBLISHED_REASON: Final = "The sync succeeded, but the object storage does not have it."
 _NO_IMAGES_REASON: Final = "The sync succeeded, but the images after it failed."
 
 
-class Alert(Struct, frozen=True):
-    """A failure with its reason, the recovery from it, or a success."""
-
-    event: Literal["failed", "recovered", "succeeded"]
-    exit_code: int
-    reason: str = ""
-
-
-async def record_run(settings: Settings, result: RunResult) -> None:
-    """Report a run by each channel: statistics, metrics, an alert.
+async def report_run(settings: Settings, result: RunResult) -> None:
+    """Report a run by each channel: metrics, an alert.
 
     What one of them needs can be what has failed: its own failure is logged, and the others report all the same.
     """
-    stats, alert, is_counted = RunStats(), None, False
-    with _log_failure("run_stats.failed"):
-        is_counted = result.command == SYNC and _can_count(settings, result)
-        with update_run_stats(settings.lake) if is_counted else nullcontext(read_run_stats(settings.lake)) as stats:
-            stats.add_run(result)
-            stats.lake["disk_free_bytes"] = _measure_free_space(settings.lake)
-            alert = _choose_alert(result, stats)
     if settings.metrics_file is not None:
         labels = {"source": result.source} if result.source else {"lake": str(result.lake.absolute())}
         with _log_failure("metrics.write_failed"), suppress(SettingsError):  # a file of others has ended the run
             require_metrics_file(settings)
-            write_metrics(settings.metrics_file, stats, labels, result)
+            write_metrics(settings.metrics_file, labels, result, _measure_free_space(settings.lake))
     with _log_failure("alert.failed"):
-        if alert is None or not await send_alert(settings, alert, result) or not is_counted:
-            return
-        if alert.event != "succeeded":
-            with update_run_stats(settings.lake) as stats:
-                failed = alert.event == "failed"
-                stats.alerted_exit_codes = [*stats.alerted_exit_codes, alert.exit_code] if failed else []
+        await _alert(settings, result)
 
 
 @contextmanager
@@ -87,23 +68,6 @@ def _log_failure(event: str) -> Iterator[None]:
         log.warning(event, reason=to_one_line(str(error)), exc_info=error)
 
 
-def _can_count(settings: Settings, result: RunResult) -> bool:
-    """Return whether a sync is counted. A mistake in settings leaves nothing behind where there is no lake.
-
-    Also a first sync that failed and made no lake has a reason, which status shows and an alert sends once.
-    """
-    if find_lost_mount(settings.lake) is not None:
-        return False
-    with suppress(OSError, ScanlakeError):
-        enclosing = find_enclosing_lake(settings.lake)
-        if enclosing is None:
-            if result.code == ExitCode.USAGE and not (settings.notify_url or settings.metrics_file):
-                return False
-            settings.lake.mkdir(parents=True, exist_ok=True)
-        return enclosing in {None, settings.lake.resolve()}
-    return True
-
-
 def _measure_free_space(lake: Path) -> int | None:
     """Return the free bytes of a lake's disk; None if there is no lake, so that they are not of another disk."""
     with suppress(OSError):
@@ -111,31 +75,34 @@ def _measure_free_space(lake: Path) -> int | None:
     return None
 
 
-def _choose_alert(result: RunResult, stats: RunStats) -> Alert | None:
-    """Return the alert about a run: "failed" once per exit code, "recovered" for the first success after one.
+async def _alert(settings: Settings, result: RunResult) -> None:
+    """Send "failed" once per exit code until a sync succeeds, "recovered" at the first success, "succeeded" later.
 
     Of another command than sync nothing is remembered: each failure is sent.
     """
+    problem = _find_problem(settings, result)
     if result.command != SYNC:
-        is_sent = result.has_failed and not result.follows_sync
-        return Alert("failed", result.code, result.reason) if is_sent else None
-    problem = _find_problem(result, stats)
+        if problem is not None and not result.follows_sync:
+            await send_alert(settings, result, "failed", *problem)
+        return
+    alerted = _read_alerted_codes(settings.lake)
     if problem is not None:
-        code, reason = problem
         if result.is_done:  # the run itself succeeded: its earlier failures have ended
-            stats.alerted_exit_codes = [alerted for alerted in stats.alerted_exit_codes if alerted == code]
-        return None if code in stats.alerted_exit_codes else Alert("failed", code, reason)
-    if not result.is_done:
-        return None
-    return Alert("recovered" if stats.alerted_exit_codes else "succeeded", result.code)
+            alerted &= {problem[0]}
+        if problem[0] not in alerted and await send_alert(settings, result, "failed", *problem):
+            alerted.add(problem[0])
+    elif result.is_done and await send_alert(settings, result, "recovered" if alerted else "succeeded", result.code):
+        alerted.clear()
+    if result.code != ExitCode.LOCKED:  # the time of the record is the end of the last sync
+        write_record(settings.lake, ALERTED, " ".join(map(str, sorted(alerted))).encode())
 
 
-def _find_problem(result: RunResult, stats: RunStats) -> tuple[int, str] | None:
-    """Return exit code and reason of a failure, or of a problem that a successful run leaves."""
+def _find_problem(settings: Settings, result: RunResult) -> tuple[int, str] | None:
+    """Return exit code and reason of a failure, or of a problem that a successful sync leaves."""
     if result.has_failed:
         return result.code, result.reason
-    if result.is_done:
-        if stats.inconsistent_verifications >= _MAX_INCONSISTENT_VERIFICATIONS:
+    if result.is_done and result.command == SYNC:
+        if _is_inconsistent(settings.lake):
             return ExitCode.REJECTS, _INCONSISTENT_REASON
         if problem := (result.result.get("publish") or {}).get("problem"):
             return ExitCode.PUBLISH, f"{_NOT_PUBLISHED_REASON} {problem}"
@@ -145,39 +112,51 @@ def _find_problem(result: RunResult, stats: RunStats) -> tuple[int, str] | None:
     return None
 
 
-def record_killed_sync(settings: Settings, source: str = "") -> None:
-    """Count the last sync as failed, with metrics and an alert, if it was killed and is not counted yet.
+def _is_inconsistent(lake: Path) -> bool:
+    """Return whether the last verifications found differences; False if that is unknown."""
+    with suppress(ScanlakeError), open_ledger_readonly(LakeLayout(lake)) as ledger:
+        last = ledger.query(f"SELECT consistent FROM verification ORDER BY verified_at DESC LIMIT {_MAX_INCONSISTENT}")
+        return len(last) == _MAX_INCONSISTENT and not any(row["consistent"] for row in last)
+    return False
 
-    A sync that the system or a power loss ends records no end.
-    """
+
+def _read_alerted_codes(lake: Path) -> set[int]:
+    with suppress(OSError, RuntimeError, ValueError):
+        return set(map(int, name_record(lake, ALERTED).read_bytes().split()))
+    return set()
+
+
+def report_killed_sync(settings: Settings, source: str = "") -> None:
+    """Report the last sync as failed if it was killed and is not reported yet: a sync that is killed cannot do it."""
     state = read_live_state(settings.lake, runs=1)
     last = next((run for run in state.runs if run.command == SYNC), None) if state is not None else None
     if last is None or last.state != "interrupted":
         return
-    last_ended, started_at = read_run_stats(settings.lake).last_ended, to_datetime(last.started_at)
-    if last_ended is not None and last_ended >= started_at:
-        return
+    started_at = to_datetime(last.started_at)
+    with suppress(OSError, RuntimeError):
+        if name_record(settings.lake, ALERTED).stat().st_mtime >= started_at.timestamp():
+            return
     reason = f"The sync of {format_instant(last.started_at)} was killed, or the machine stopped."
     result = RunResult(settings.lake, source, _KILLED_CODE, reason, started_at=started_at)
     result.result = {"run_id": last.run_id}
-    run_async(record_run(settings, result))
+    run_async(report_run(settings, result))
 
 
 # Alerts: one POST of JSON to `notify_url`, without the token, with a time limit
 
 
-async def send_alert(settings: Settings, alert: Alert, result: RunResult) -> bool:
-    """Send the alert about a run; return whether the receiver took it, or there is none."""
+async def send_alert(settings: Settings, result: RunResult, event: str, exit_code: int, reason: str = "") -> bool:
+    """Send an alert about a run: "failed", "recovered" or "succeeded"; return if the receiver took it, or is none."""
     if settings.notify_url is None:
         return True
-    reason = to_one_line(alert.reason)[:_MAX_REASON_CHARS]
-    what = {"failed": f"failed: {reason}", "recovered": "works again", "succeeded": "succeeded"}[alert.event]
+    reason = to_one_line(reason)[:_MAX_REASON_CHARS]
+    what = {"failed": f"failed: {reason}", "recovered": "works again", "succeeded": "succeeded"}[event]
     lake = str(result.lake.absolute())
     body = {
         "text": f"scanlake {result.command} of {result.source or lake} {what}",  # chat services show it
-        "event": alert.event,
+        "event": event,
         "reason": reason,
-        "exit_code": alert.exit_code,
+        "exit_code": exit_code,
         "command": result.command,
         "lake": lake,
         "source": result.source,
@@ -185,9 +164,9 @@ async def send_alert(settings: Settings, alert: Alert, result: RunResult) -> boo
     }
     problem = await _post(settings.notify_url.reveal(), body)
     if problem is None:
-        log.info("alert.sent", alert=alert.event, exit_code=alert.exit_code)
+        log.info("alert.sent", alert=event, exit_code=exit_code)
     else:
-        log.warning("alert.failed", alert=alert.event, reason=problem)
+        log.warning("alert.failed", alert=event, reason=problem)
     return problem is None
 
 

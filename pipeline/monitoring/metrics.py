@@ -1,5 +1,7 @@
 """Metrics of a lake as a Prometheus text file, for the textfile collector of the node exporter.
 
+The file itself is the memory of its counts and of each command's last run: it outlives what a run can lose, such as the
+lake. Without the file they begin at zero.
 Ages are left to the query: `time() - scanlake_watermark_timestamp_seconds`. Units are seconds and bytes.
 """
 
@@ -11,64 +13,53 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from pipeline.atomic_files import write_file
+from pipeline.atomic_files import lock_file, write_file
 from pipeline.lake.lake_folder import require_own_file
-from pipeline.logs import log
-from pipeline.monitoring.run_history import SYNC
+from pipeline.monitoring.run_result import SYNC
 from pipeline.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from pipeline.monitoring.run_history import RunResult, RunStats
+    from pipeline.monitoring.run_result import RunResult
     from pipeline.settings import Settings
 
 _WORLD_READABLE: Final = 0o644
-COMMAND: Final = "command"
-LAST_SUCCESS: Final = "scanlake_last_success_timestamp_seconds"
-LAST_RUN: Final = "scanlake_last_run_timestamp_seconds"
-EXIT_CODE: Final = "scanlake_last_run_exit_code"
+_FAILURES: Final = "scanlake_consecutive_failures"
+Samples = dict[tuple[str, str], float]
+"""Values by metric and value of its label, which is empty for a metric without one."""
 
 
 class Metric(Struct, frozen=True):
-    """A metric: its name, its meaning, and the path of its value in `RunStats`, or of its values by `label`.
-
-    Of one by `COMMAND` the statistics have only the value of syncs.
-    """
+    """A metric: its name, its meaning, and the path of its value in a run's figures, or of its values by `label`."""
 
     name: str
     help: str
     path: str
     label: str = ""
 
-    def read(self, stats: RunStats, by_command: Mapping[str, float]) -> list[tuple[Mapping[str, str], float]]:
-        """Return its samples as (labels, value); none for an unknown value. `by_command` has those of `COMMAND`."""
-        part, _, key = self.path.partition(".")
-        value = getattr(stats, part)
-        if key:
-            value = value.get(key)
-        if self.label == COMMAND:
-            value = {**({} if value is None else {SYNC: _to_number(value)}), **by_command}
-        if self.label:
-            return [({self.label: key}, count) for key, count in sorted(value.items())]
-        return [] if value is None else [({}, _to_number(value))]
-
-
-def _to_number(value: Any) -> float:
-    if isinstance(value, str):
-        value = datetime.fromisoformat(value)
-    return value.timestamp() if isinstance(value, datetime) else float(value)
+    def update(self, samples: Samples, figures: Mapping[str, Any]) -> None:
+        """Change its samples by the figures of a run: those that the run does not know stay, None deletes one."""
+        *parts, key = self.path.split(".")
+        for part in parts:
+            figures = figures.get(part) or {}
+        if key in figures:
+            for own, value in figures[key].items() if self.label else [("", figures[key])]:
+                former = samples.pop((self.name, own), 0.0)
+                if value is not None:
+                    number = datetime.fromisoformat(value).timestamp() if isinstance(value, str) else float(value)
+                    samples[self.name, own] = number + (former if self.name.endswith("_total") else 0.0)
 
 
 METRICS: Final = (
-    Metric(LAST_SUCCESS, "End of the last successful run.", "last_success", COMMAND),
-    Metric(LAST_RUN, "End of the last run, successful or not.", "last_ended", COMMAND),
-    Metric(EXIT_CODE, "Exit code of the last run.", "last_code", COMMAND),
-    Metric("scanlake_last_run_duration_seconds", "Duration of the last sync.", "last_seconds"),
-    Metric("scanlake_consecutive_failures", "Failed syncs since the last successful one.", "failures"),
-    Metric("scanlake_runs_total", "Syncs by exit code.", "runs", "exit_code"),
-    Metric("scanlake_run_seconds_total", "Duration of all syncs.", "seconds"),
+    Metric("scanlake_last_success_timestamp_seconds", "End of the last successful run.", "run.succeeded", "command"),
+    Metric("scanlake_last_run_timestamp_seconds", "End of the last run, successful or not.", "run.ended", "command"),
+    Metric("scanlake_last_run_exit_code", "Exit code of the last run.", "run.code", "command"),
+    Metric("scanlake_last_run_duration_seconds", "Duration of the last sync.", "run.seconds"),
+    Metric(_FAILURES, "Failed syncs since the last successful one.", "run.failures"),
+    Metric("scanlake_runs_total", "Syncs by exit code.", "run.codes", "exit_code"),
+    Metric("scanlake_run_seconds_total", "Duration of all syncs.", "run.seconds"),
     Metric(
         "scanlake_watermark_timestamp_seconds",
         "Everything updated before this instant is in the lake.",
@@ -87,15 +78,15 @@ METRICS: Final = (
         "scanlake_last_publish_timestamp_seconds", "Last successful publish to object storage.", "publish.published_at"
     ),
     Metric("scanlake_lake_size_bytes", "Size of the lake's folder.", "lake.bytes"),
-    Metric("scanlake_disk_free_bytes", "Free space on the disk of the lake.", "lake.disk_free_bytes"),
+    Metric("scanlake_disk_free_bytes", "Free space on the disk of the lake.", "run.free_bytes"),
     Metric(
         "scanlake_last_verify_timestamp_seconds", "Last comparison with the service's full list.", "lake.verified_at"
     ),
     Metric("scanlake_last_verify_consistent", "1 if that comparison found no difference.", "lake.verified_consistent"),
-    Metric("scanlake_files_fetched_total", "Files that successful runs fetched.", "fetched"),
-    Metric("scanlake_requests_total", "API calls of successful runs.", "requests", "kind"),
+    Metric("scanlake_files_fetched_total", "Files that successful runs fetched.", "files_stored"),
+    Metric("scanlake_requests_total", "API calls of successful runs.", "run.requests", "kind"),
     Metric("scanlake_retries_total", "Retries of successful runs.", "retries"),
-    Metric("scanlake_throttled_total", "Responses 429 to successful runs.", "throttled"),
+    Metric("scanlake_throttled_total", "Responses 429 to successful runs.", "delta.throttled"),
     Metric(
         "scanlake_learned_requests_per_second", "Rate limit of the service, as learned; absent: none met.", "lake.rate"
     ),
@@ -110,50 +101,56 @@ def require_metrics_file(settings: Settings) -> None:
         require_own_file(settings.metrics_file, name, settings.lake, b"# HELP scanlake_")
 
 
-def render_prometheus(
-    stats: RunStats, labels: Mapping[str, str], by_command: Mapping[str, Mapping[str, float]] | None = None
-) -> str:
-    """Return the metrics of a lake in Prometheus' text format, each with the labels.
+def write_metrics(path: Path, labels: Mapping[str, str], result: RunResult, free_bytes: int | None) -> None:
+    """Write the metrics after a run to the file atomically, with `free_bytes` of the lake's disk. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with lock_file(path.parent, blocking=True):  # of two runs that end together none is lost
+        samples = _read_samples(path, labels)
+        figures = _collect_figures(result, samples.get((_FAILURES, ""), 0), free_bytes)
+        for metric in METRICS:
+            metric.update(samples, figures)
+        write_file(path, render_prometheus(samples, labels), mode=_WORLD_READABLE, durable=False)
 
-    `by_command` has the values of commands, by the name of a metric.
-    """
+
+def _collect_figures(result: RunResult, failures: float, free_bytes: int | None) -> Mapping[str, Any]:
+    """Return the figures of a run: `run`, and of a successful sync the object that --json prints."""
+    ended = {result.command: result.ended_at.timestamp()}
+    run: dict[str, Any] = {"free_bytes": free_bytes, "ended": ended, "code": {result.command: result.code}}
+    if result.is_done:
+        run["succeeded"] = ended
+    if result.command == SYNC:
+        run |= {"seconds": result.seconds, "codes": {str(int(result.code)): 1}}
+        run["failures"] = 0 if result.is_done else failures + result.has_failed
+    if result.command != SYNC or not result.is_done:
+        return {"run": run}
+    calls = [part.get("requests") or {} for part in (result.result, result.result.get("verify") or {})]
+    run["requests"] = {kind: sum(int(counts.get(kind) or 0) for counts in calls) for kind in ("list", "detail")}
+    return {**result.result, "run": run}
+
+
+def _read_samples(path: Path, labels: Mapping[str, str]) -> Samples:
+    """Return the samples that the file has with these labels; none without the file."""
+    if not path.is_file():
+        return {}
+    begin = re.escape(_format_labels(labels).removesuffix("}"))
+    sample = re.compile(rf'^(scanlake_\w+){begin}(?:,\w+="(\w+)")?\}} ([-+.e\d]+)$', re.MULTILINE)
+    lines = sample.findall(path.read_text(encoding="utf-8", errors="replace"))
+    return {(name, own): float(value) for name, own, value in lines}
+
+
+def render_prometheus(samples: Samples, labels: Mapping[str, str]) -> str:
+    """Return the metrics of a lake in Prometheus' text format, each with the labels."""
     lines = ["# HELP scanlake_build_info The version of scanlake.", "# TYPE scanlake_build_info gauge"]
     lines.append(f"scanlake_build_info{_format_labels({**labels, 'version': __version__})} 1")
     for metric in METRICS:
-        values = metric.read(stats, (by_command or {}).get(metric.name, {}))
-        if samples := [({**labels, **own}, value) for own, value in values]:
+        if values := sorted((own, value) for (name, own), value in samples.items() if name == metric.name):
             kind = "counter" if metric.name.endswith("_total") else "gauge"
             lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {kind}"]
-            numbers = [(own, int(value) if value == int(value) else value) for own, value in samples]
-            lines += [f"{metric.name}{_format_labels(own)} {value!r}" for own, value in numbers]
+        for own, value in values:
+            own_labels = {**labels, **({metric.label: own} if metric.label else {})}
+            number = int(value) if value == int(value) else value
+            lines.append(f"{metric.name}{_format_labels(own_labels)} {number!r}")
     return "\n".join(lines) + "\n"
-
-
-def write_metrics(path: Path, stats: RunStats, labels: Mapping[str, str], result: RunResult) -> None:
-    """Write the metrics after a run to the file atomically; a failure is logged.
-
-    The file itself remembers the last run of each command: it outlives what a run can lose, such as the lake.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        by_command = _read_by_command(path, labels)
-        now = {LAST_RUN: result.ended_at.timestamp(), EXIT_CODE: result.code}
-        for name, value in (now | {LAST_SUCCESS: now[LAST_RUN]} if result.is_done else now).items():
-            by_command.setdefault(name, {})[result.command] = value
-        write_file(path, render_prometheus(stats, labels, by_command), mode=_WORLD_READABLE, durable=False)
-    except OSError as error:
-        log.warning("metrics.write_failed", path=str(path), reason=error.strerror or type(error).__name__)
-
-
-def _read_by_command(path: Path, labels: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    """Return the values of commands that the file has, by metric and command; none without the file."""
-    values: dict[str, dict[str, float]] = {}
-    if path.is_file():
-        begin = re.escape(_format_labels({**labels, COMMAND: ""}).removesuffix('"}'))
-        sample = re.compile(rf'^(scanlake_last_\w+){begin}(\w+)"}} ([-+.e\d]+)$', re.MULTILINE)
-        for name, command, value in sample.findall(path.read_text(encoding="utf-8", errors="replace")):
-            values.setdefault(name, {})[command] = float(value)
-    return values
 
 
 def _format_labels(labels: Mapping[str, str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +12,6 @@ from pipeline.flatten.flatten import flatten
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import record_drift
 from pipeline.lake.ledger_queries import Commit
-from pipeline.monitoring.run_history import read_run_stats, update_run_stats
 from schemas.file_versions import FileVersion
 from tests.lake import lake_builder
 from tests.lake.lake_builder import AT, commit, insert_reject
@@ -66,7 +64,7 @@ def test_rejects_without_an_id_go(lake: Path) -> None:
 
 
 def test_errors_from_before_it_go(lake: Path) -> None:
-    """Every error text goes from runs, requests and the statistics of runs: that a run failed stays, and all counts."""
+    """Every error text goes from runs, requests and old statistics of runs: that a run failed stays."""
     quoting = ("HTTP 422: ref 11 cannot be read", "GET /files?reference=ref%2011&x: HTTP 500", "he is called jane")
     with Lake(lake, doing="test") as held, held.ledger.transaction() as db:
         db.execute("DELETE FROM run")
@@ -80,18 +78,14 @@ def test_errors_from_before_it_go(lake: Path) -> None:
             " VALUES ('x', 'r', 'failed', 1, 0, ?)",
             quoting[:1],
         )
-    with update_run_stats(lake) as stats:
-        stats.reason, stats.failures, stats.last_ended = quoting[2], 3, datetime(2011, 11, 11, tzinfo=UTC)
-        stats.lake = {"files": 11, "rejects_by_reason": {quoting[1]: 2}}
+    (lake / "run_stats.json").write_bytes(b'{"runs":{"1":3},"reason":"GET /files: ref 11"}')  # of an earlier version
     purged(lake, 11)
     with opened(lake) as db:
         errors = [error for (error,) in db.execute("SELECT error FROM meta.runs ORDER BY run_id").fetchall()]
         assert db.execute("SELECT error FROM meta.shares").fetchall() == [("(purged)",)]
     assert errors == ["(purged)"] * 3 + [None]
-    stats = read_run_stats(lake)
-    assert (stats.reason, stats.failures, stats.last_ended) == ("(purged)", 3, datetime(2011, 11, 11, tzinfo=UTC))
-    assert stats.lake == {"files": 11}
     assert re.findall(r"ref(?: |%20)11\b|jane", everything(lake)) == []
+    assert not (lake / "run_stats.json").exists()
 
 
 def test_unknown_keys_are_forgotten(lake: Path) -> None:

@@ -8,6 +8,7 @@ import pty
 import time
 from pathlib import Path
 from subprocess import DEVNULL
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,18 +16,22 @@ from structlog.testing import capture_logs
 from pipeline.config import load
 from pipeline.emulator import Emulator
 from pipeline.errors import SettingsError
+from pipeline.lake.lake import Lake
+from pipeline.lake.ledger_queries import VerificationRecord
+from pipeline.lake.mounts import name_record
 from pipeline.monitoring import after_run
-from pipeline.monitoring.after_run import Alert, record_run, send_alert
-from pipeline.monitoring.run_history import RunResult, read_run_stats
+from pipeline.monitoring.after_run import ALERTED, report_run, send_alert
+from pipeline.monitoring.run_result import RunResult
 from pipeline.settings import Settings
 from pipeline.tokens import Secret
+from schemas.timestamps import now_us
 from tests.constants import set_run_constants
 from tests.forked_process import fork_command
-from tests.monitoring.monitoring_harness import Collector, scanlake
+from tests.monitoring.monitoring_harness import Collector, parsed, scanlake
 from tests.processes import ended, launched
 from tests.rows import every
 
-ALERT = Alert("failed", 1, "the service is away")
+ALERT = ("failed", 1, "the service is away")
 RESULT = RunResult(Path("/lake"), code=1, result={"run_id": "r1"})
 
 
@@ -34,9 +39,9 @@ async def test_a_url_gets_the_alert_as_json(canary: str) -> None:
     """The URL gets one object by POST; only an answer of 2xx counts, and the target of a redirect gets nothing."""
     with Collector().serving() as hook:
         settings = Settings(notify_url=Secret(f"{hook.url}/hooks/x?key=7"))
-        assert await send_alert(settings, ALERT, RESULT)
+        assert await send_alert(settings, RESULT, *ALERT)
         hook.status = 500
-        assert not await send_alert(settings, ALERT, RESULT)
+        assert not await send_alert(settings, RESULT, *ALERT)
     assert [path for path, _, _ in hook.taken] == ["/hooks/x?key=7"] * 2
     assert hook.bodies[0] == {
         "text": "scanlake sync of /lake failed: the service is away", "event": "failed", "exit_code": 1, "run_id": "r1",
@@ -45,7 +50,7 @@ async def test_a_url_gets_the_alert_as_json(canary: str) -> None:
     assert canary not in str(hook.taken)
     with Collector().serving() as other, Collector(307, {"Location": f"{other.url}/take"}).serving() as hook:
         with capture_logs() as events:
-            assert not await send_alert(Settings(notify_url=Secret(hook.url)), ALERT, RESULT)
+            assert not await send_alert(Settings(notify_url=Secret(hook.url)), RESULT, *ALERT)
         assert other.taken == []
     assert events[0]["reason"] == "notify_url: HTTP 307"
     assert hook.url not in str(events)
@@ -56,7 +61,7 @@ async def test_nobody_is_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(after_run, "POST_SECONDS", 0.3)
     began = time.monotonic()
     with Collector(silent=True).serving() as hook, capture_logs() as events:
-        assert not await send_alert(Settings(notify_url=Secret(hook.url)), ALERT, RESULT)
+        assert not await send_alert(Settings(notify_url=Secret(hook.url)), RESULT, *ALERT)
         assert time.monotonic() - began < 60
     assert [event["event"] for event in events] == ["alert.failed"]
 
@@ -64,12 +69,10 @@ async def test_nobody_is_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> Non
 _MARKS = {"succeeded": "+", "failed": "!", "recovered": "~"}
 
 
-async def _end_run(hook: Collector, lake: Path, code: int, *, is_consistent: bool | None = None) -> str:
-    """Record a run; return its exit code with the mark of the alert about it, which has the same code."""
+async def _end_run(hook: Collector, lake: Path, code: int) -> str:
+    """Report a run; return its exit code with the mark of the alert about it, which has the same code."""
     before, settings = len(hook.taken), Settings(lake=lake, notify_url=Secret(hook.url))
-    result = {} if is_consistent is None else {"verify": {"consistent": is_consistent}}
-    run = RunResult(lake, code=code, reason="" if code in {0, 4} else "why", result=result)
-    await record_run(settings, run)
+    await report_run(settings, RunResult(lake, code=code, reason="" if code in {0, 4} else "why"))
     told = hook.bodies[before:]
     assert all(body["exit_code"] == code for body in told)
     return f"{code}{''.join(_MARKS[body['event']] for body in told)}"
@@ -81,7 +84,7 @@ async def test_one_alert_per_failure_and_one_after_recovery(tmp_path: Path) -> N
     with Collector().serving() as hook:
         told = [await _end_run(hook, lake, code) for code in codes]
         paused = RunResult(lake, code=2, error_type="LakePausedError")
-        await record_run(Settings(lake=lake, notify_url=Secret(hook.url)), paused)
+        await report_run(Settings(lake=lake, notify_url=Secret(hook.url)), paused)
     assert " ".join(told) == "0+ 5 1! 1 5 3! 1 0~ 0+ 4+ 7! 130 4~ 0+"
     assert len(hook.taken) == 9, "a paused lake is no failure"
     assert hook.bodies[0]["text"] == f"scanlake sync of {lake} succeeded"
@@ -90,11 +93,23 @@ async def test_one_alert_per_failure_and_one_after_recovery(tmp_path: Path) -> N
 
 async def test_a_lasting_difference_is_one_failure(tmp_path: Path) -> None:
     """Lake and service that differ twice are one alert with exit code 4; other failures are sent as usual."""
+
+    def verify(*, consistent: bool) -> None:
+        values: list[Any] = [f"r{now_us()}", now_us(), "list", consistent, None, *[0] * 10, "{}"]
+        with Lake(tmp_path / "lake", doing="verify") as lake:
+            lake.ledger.record_verification(VerificationRecord(*values))
+
     with Collector().serving() as hook:
-        told = [await _end_run(hook, tmp_path, 4, is_consistent=False), await _end_run(hook, tmp_path, 1)]
-        told.append(await _end_run(hook, tmp_path, 4, is_consistent=False))
-        told += [await _end_run(hook, tmp_path, code) for code in (0, 5, 130, 4, 1, 0, 1)]
-        told += [await _end_run(hook, tmp_path, 0, is_consistent=True) for _ in range(2)]
+
+        async def end_runs(*codes: int) -> list[str]:
+            return [await _end_run(hook, tmp_path / "lake", code) for code in codes]
+
+        verify(consistent=False)
+        told = await end_runs(4, 1)
+        verify(consistent=False)
+        told += await end_runs(4, 0, 5, 130, 4, 1, 0, 1)
+        verify(consistent=True)
+        told += await end_runs(0, 0)
     assert " ".join(told) == "4+ 1! 4! 0 5 130 4 1! 0 1! 0~ 0+"
     lasting = "Lake and service differ in several verifications; see meta.verifications."
     assert [body["reason"] for body in hook.bodies if body["event"] == "failed"] == ["why", lasting, "why", "why"]
@@ -107,6 +122,17 @@ async def test_an_alert_nobody_took_is_sent_again(tmp_path: Path) -> None:
             hook.status = status
             await _end_run(hook, tmp_path, 1)
         assert len(hook.taken) == 3
+
+
+async def test_without_a_home_each_failure_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing can be remembered each failure is sent, and no run ends by it; nor by a record of others."""
+    with Collector().serving() as hook:
+        told = [await _end_run(hook, tmp_path, 1)]
+        name_record(tmp_path, ALERTED).write_bytes(b"mine\xff")
+        told += [await _end_run(hook, tmp_path, code) for code in (1, 1)]
+        monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
+        told += [await _end_run(hook, tmp_path, code) for code in (1, 1, 0)]
+    assert " ".join(told) == "1! 1! 1 1! 1! 0+"
 
 
 async def test_a_sync_by_cron_sends_alerts(tmp_path: Path) -> None:
@@ -149,6 +175,7 @@ async def test_a_killed_sync_is_told_by_the_next(tmp_path: Path) -> None:
     with Collector().serving() as hook:
         async with Emulator(60, seed=5) as emulator:
             given = {"SCANLAKE_LAKE": str(lake), "SCANLAKE_NOTIFY_URL": hook.url, "SCANLAKE_MAX_CONCURRENCY": "4"}
+            given["SCANLAKE_METRICS_FILE"] = str(tmp_path / "scanlake.prom")
             assert (await scanlake(emulator, "sync", **given))[0] == 0
             emulator.world.update(list(emulator.world.keys()))
             emulator.set_faults(latency_ms=30.0)
@@ -167,8 +194,11 @@ async def test_a_killed_sync_is_told_by_the_next(tmp_path: Path) -> None:
     told = [(body["event"], body["exit_code"]) for body in hook.bodies]
     assert told == [("succeeded", 0), ("failed", 137), ("failed", 2), ("recovered", 0), ("succeeded", 0)]
     assert "was killed, or the machine stopped" in hook.bodies[1]["reason"]
-    stats = read_run_stats(lake)
-    assert (stats.runs, stats.failures) == ({"137": 1, "2": 1, "0": 3}, 0)
+    samples = parsed((tmp_path / "scanlake.prom").read_text(encoding="utf-8"))
+    runs = {
+        dict(labels)["exit_code"]: count for (name, labels), count in samples.items() if name.endswith("runs_total")
+    }
+    assert runs == {"137": 1, "2": 1, "0": 3}
 
 
 @every(

@@ -87,6 +87,7 @@ def test_the_unit_is_hardened() -> None:
     found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
     assert {key: found.get(key) for key in HARDENED} == HARDENED
     assert int(found["TimeoutStopSec"]) > 10
+    assert "\nEnvironment=XDG_STATE_HOME=%S\n" in text, "its home is protected, and each failure would be sent"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")

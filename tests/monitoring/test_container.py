@@ -93,7 +93,7 @@ def test_it_runs_as_nobody_in_particular() -> None:
     variables = dict(word.split("=", 1) for word in shlex.split(argument("ENV")))
     ours = {name.removeprefix("SCANLAKE_").lower() for name in variables if name.startswith("SCANLAKE_")}
     assert ours <= set(SETTINGS)
-    assert Path(variables["SCANLAKE_LAKE"]).parent == Path("/lake")
+    assert {Path(variables[name]).parent for name in ("SCANLAKE_LAKE", "XDG_STATE_HOME")} == {Path("/lake")}
 
 
 def contained(volume: Path, environment: Mapping[str, str], *command: str) -> subprocess.CompletedProcess[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
 import shutil
 import subprocess
@@ -16,59 +17,109 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from pipeline.emulator import Emulator
-from pipeline.monitoring.metrics import EXIT_CODE, LAST_RUN, LAST_SUCCESS, METRICS, render_prometheus, write_metrics
-from pipeline.monitoring.run_history import RunResult, RunStats
+from pipeline.monitoring.after_run import report_run
+from pipeline.monitoring.metrics import METRICS, write_metrics
+from pipeline.monitoring.run_result import RunResult
+from pipeline.settings import Settings
 from tests.constants import set_run_constants
 from tests.monitoring.monitoring_harness import parsed, scanlake
 
-FULL = RunStats(
-    runs={"0": 3, "1": 2},
-    requests={"list": 4, "detail": 10},
-    last_code=1,
-    last_ended=datetime.fromtimestamp(1_795_000_000.25, UTC),
-    last_success=datetime.fromtimestamp(1_794_999_000, UTC),
-    lake={
+FULL: dict[str, Any] = {
+    "requests": {"list": 4, "detail": 10, "total": 14}, "retries": 2, "files_stored": 7, "delta": {"throttled": 3},
+    "lake": {
         "files": 7, "deleted_files": 1, "rejects": 2, "snapshot": 4, "watermark": "2026-11-18T12:09:30Z",
-        "bytes": 123_456, "disk_free_bytes": 5_000_000_000,
-        "verified_at": 1_794_000_000.5, "verified_consistent": True, "rate": 49.5, "concurrency": 32,
+        "bytes": 123_456, "verified_at": "2026-11-06T21:20:00Z", "verified_consistent": True, "rate": 49.5,
+        "concurrency": 32,
     },
-    publish={"failures": 2, "published_at": "2026-11-06T21:20:00.500000Z"},
-)  # fmt: skip
+    "publish": {"failures": 2, "published_at": "2026-11-06T21:20:00.500000Z"},
+    "verify": {"requests": {"list": 1, "detail": 0}},
+}  # fmt: skip
+FAILED = RunResult(Path("lake"), code=1, started_at=datetime.fromtimestamp(1_795_000_000.25, UTC), seconds=2.5)
+DONE = replace(FAILED, code=0, result=FULL)
+LABELS = {"lake": "a"}
 
 
-RESULT = RunResult(Path("lake"), code=1, started_at=datetime.fromtimestamp(1_795_000_000.25, UTC))
+class Written:
+    """The samples of a metrics file with some labels."""
+
+    def __init__(self, path: Path, labels: dict[str, str] = LABELS) -> None:
+        """Read the file."""
+        self.found = parsed(path.read_text(encoding="utf-8"))
+        self._labels = labels
+
+    def value(self, name: str, **own: str) -> float | None:
+        """Return the value of a sample; None if there is none."""
+        return self.found.get((f"scanlake_{name}", frozenset({**self._labels, **own}.items())))
+
+    def values(self, *names: str) -> list[float | None]:
+        """Return the values of samples without a label of their own."""
+        return [self.value(name) for name in names]
 
 
-def test_it_is_valid_whatever_the_labels_hold() -> None:
-    """The text keeps to the format's grammar, also with quotes, backslashes and line breaks in a path."""
-    path = 'C:\\lake "one"\nline\u00e9'
-    found = parsed(render_prometheus(FULL, {"lake": path}))
-    assert {dict(labels)["lake"] for _, labels in found} == {path}
-    assert {name for name, _ in found} == {metric.name for metric in METRICS} | {"scanlake_build_info"}
-    assert found["scanlake_runs_total", frozenset({("lake", path), ("exit_code", "1")})] == 2
-    of_sync = frozenset({("lake", path), ("command", "sync")})
-    assert found["scanlake_last_run_timestamp_seconds", of_sync] == 1_795_000_000.25
-    assert found["scanlake_last_verify_consistent", frozenset({("lake", path)})] == 1
+def test_it_is_valid_whatever_the_labels_hold(tmp_path: Path) -> None:
+    """The text keeps to the format's grammar, and is read again, also with quotes, backslashes and line breaks."""
+    path, labels = tmp_path / "m.prom", {"lake": 'C:\\lake "one"\nline\u00e9{(.*'}
+    for _ in range(2):
+        write_metrics(path, labels, DONE, 5_000_000_000)
+    written = Written(path, labels)
+    assert {dict(found)["lake"] for _, found in written.found} == set(labels.values())
+    assert {name for name, _ in written.found} == {metric.name for metric in METRICS} | {"scanlake_build_info"}
+    assert written.value("runs_total", exit_code="0") == 2
+    assert written.value("last_run_timestamp_seconds", command="sync") == 1_795_000_002.75
+    assert written.values("last_verify_consistent", "disk_free_bytes") == [1, 5_000_000_000]
 
 
-def test_what_is_not_known_is_left_out() -> None:
-    """Before the first run nothing is claimed: no watermark of 1970, no file count of nought."""
-    names = {name for name, _ in parsed(render_prometheus(RunStats(), {}))}
-    assert not names & {
-        "scanlake_watermark_timestamp_seconds",
-        "scanlake_files",
-        "scanlake_last_success_timestamp_seconds",
-    }
-    assert "scanlake_consecutive_failures" in names
+def test_counts_go_on_from_run_to_run(tmp_path: Path) -> None:
+    """Totals and consecutive failures grow from run to run; facts of the last good sync stay through failures."""
+    path = tmp_path / "m.prom"
+    for result in (DONE, FAILED, replace(FAILED, code=5), replace(FAILED, command="backup"), FAILED):
+        write_metrics(path, LABELS, result, 1)
+    written = Written(path)
+    assert [written.value("runs_total", exit_code=code) for code in "015"] == [1, 2, 1]
+    assert written.values("consecutive_failures", "run_seconds_total", "last_run_duration_seconds") == [2, 10, 2.5]
+    assert written.values("files", "watermark_timestamp_seconds", "publish_failures") == [7, 1_795_003_770, 2]
+    later = {**FULL, "lake": {**FULL["lake"], "files": 8, "rate": None}, "publish": None, "verify": None}
+    write_metrics(path, LABELS, replace(DONE, code=4, result=later), None)
+    written = Written(path)
+    assert [written.value("requests_total", kind=kind) for kind in ("list", "detail", "total")] == [9, 20, None]
+    assert written.values("consecutive_failures", "files_fetched_total", "retries_total") == [0, 14, 4]
+    assert written.values("throttled_total", "files", "publish_failures") == [6, 8, 2]
+    assert written.values("learned_requests_per_second", "disk_free_bytes") == [None, None], "unknown again"
+
+
+def test_processes_side_by_side_lose_no_count(tmp_path: Path) -> None:
+    """A sync that finds the lake busy is counted while the other one ends."""
+    path, forked = tmp_path / "metrics" / "m.prom", multiprocessing.get_context("fork")
+    processes = [forked.Process(target=_count, args=(path, 50)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert Written(path).value("runs_total", exit_code="5") == 200
+
+
+def _count(path: Path, times: int) -> None:
+    for _ in range(times):
+        write_metrics(path, LABELS, replace(FAILED, code=5), None)
+
+
+def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
+    """Before the first success nothing is claimed: no watermark of 1970, no file count of nought."""
+    path = tmp_path / "m.prom"
+    path.write_bytes(b"# HELP scanlake_files Files in the lake.\n\xff\0\nscanlake_files{lake=")  # torn
+    write_metrics(path, LABELS, FAILED, None)
+    written = Written(path)
+    assert written.values("watermark_timestamp_seconds", "files", "consecutive_failures") == [None, None, 1]
+    assert written.value("last_success_timestamp_seconds", command="sync") is None
 
 
 def test_a_reader_never_sees_half_of_it(tmp_path: Path) -> None:
     """A whole file takes the place of the former one, and nothing else is in the folder; everybody may read it."""
     path = tmp_path / "out" / "scanlake.prom"
-    write_metrics(path, FULL, {}, RESULT)
+    write_metrics(path, LABELS, DONE, 1)
     whole = path.read_text(encoding="utf-8")
     with path.open(encoding="utf-8") as former:
-        write_metrics(path, RunStats(), {}, RESULT)
+        write_metrics(path, LABELS, FAILED, 1)
         assert former.read() == whole
     assert parsed(path.read_text(encoding="utf-8")) != parsed(whole)
     assert [each.name for each in path.parent.iterdir()] == ["scanlake.prom"]
@@ -77,23 +128,24 @@ def test_a_reader_never_sees_half_of_it(tmp_path: Path) -> None:
 
 def test_the_file_remembers_the_last_run_of_each_command(tmp_path: Path) -> None:
     """The last run and success of a command outlive the runs of others, and the lake; those of other lakes do not."""
-    path, labels, ran_at = tmp_path / "scanlake.prom", {"lake": 'a "b"\\n'}, RESULT.ended_at.timestamp()
+    path, ran_at = tmp_path / "scanlake.prom", FAILED.ended_at.timestamp()
 
-    def values(command: str) -> tuple[float | None, ...]:
-        found = parsed(path.read_text(encoding="utf-8"))
-        sample = frozenset({*labels.items(), ("command", command)})
-        return tuple(found.get((name, sample)) for name in (EXIT_CODE, LAST_RUN, LAST_SUCCESS))
+    def values(command: str, labels: dict[str, str] = LABELS) -> list[float | None]:
+        names = ("run_exit_code", "run_timestamp_seconds", "success_timestamp_seconds")
+        return [Written(path, labels).value(f"last_{name}", command=command) for name in names]
 
-    write_metrics(path, RunStats(), labels, replace(RESULT, command="backup", code=0))
-    write_metrics(path, FULL, labels, replace(RESULT, code=7, seconds=5.0))
-    assert values("backup") == (0, ran_at, ran_at)
-    assert values("sync") == (7, ran_at + 5, 1_794_999_000)
-    write_metrics(path, RunStats(), labels, replace(RESULT, command="backup", code=8, seconds=9.0))
-    assert values("backup") == (8, ran_at + 9, ran_at)
-    assert values("sync") == (7, ran_at + 5, 1_794_999_000)
-    labels = {"lake": "another"}
-    write_metrics(path, RunStats(), labels, RESULT)
-    assert (values("backup"), values("sync")) == ((None, None, None), (1, ran_at, None))
+    write_metrics(path, LABELS, replace(FAILED, command="backup", code=0), 1)
+    write_metrics(path, LABELS, DONE, 1)
+    write_metrics(path, LABELS, replace(FAILED, code=7, seconds=5.0), 1)
+    assert values("backup") == [0, ran_at, ran_at]
+    assert values("sync") == [7, ran_at + 2.5, ran_at]
+    write_metrics(path, LABELS, replace(FAILED, command="backup", code=8, seconds=9.0), 1)
+    assert values("backup") == [8, ran_at + 6.5, ran_at]
+    assert values("sync") == [7, ran_at + 2.5, ran_at]
+    other = {"lake": "another"}
+    write_metrics(path, other, FAILED, 1)
+    assert (values("backup", other), values("sync", other)) == ([None] * 3, [1, ran_at, None])
+    assert values("sync") == [None] * 3
 
 
 async def test_a_sync_by_cron_writes_them(tmp_path: Path) -> None:
@@ -127,11 +179,10 @@ async def test_a_sync_by_cron_writes_them(tmp_path: Path) -> None:
     assert abs(value(first, "lake_size_bytes") - here) < 0.3 * here
 
 
-def test_a_place_that_takes_no_file_ends_no_sync(tmp_path: Path) -> None:
+async def test_a_place_that_takes_no_file_ends_no_sync(tmp_path: Path) -> None:
     """Metrics that cannot be written are a warning in the log; the sync has done its work."""
-    (tmp_path / "file").write_text("", encoding="utf-8")
     with capture_logs() as events:
-        write_metrics(tmp_path / "file" / "m.prom", FULL, {}, RESULT)
+        await report_run(Settings(lake=tmp_path, metrics_file=Path("/proc/nowhere/m.prom")), DONE)
     assert [event["event"] for event in events] == ["metrics.write_failed"]
 
 

@@ -13,8 +13,7 @@ import pytest
 from pipeline.commands import serve
 from pipeline.errors import ExitCode
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger_queries import VerificationRecord
-from pipeline.monitoring.run_history import RunResult, update_run_stats
+from pipeline.lake.ledger_queries import RunRecord, VerificationRecord
 from pipeline.pages.catalog_access import CatalogAccess
 from pipeline.settings import Settings
 from pipeline.version import __version__
@@ -175,9 +174,9 @@ def test_failing_and_paused_syncs_need_attention(small_lake: Path, main: Main) -
         lake.ledger.record_verification(VerificationRecord(*values))
     republish(small_lake)
     assert "failed" not in _attention(render())
-    for _ in range(2):
-        with update_run_stats(small_lake) as stats:
-            stats.add_run(RunResult(small_lake, code=ExitCode.FAILED, reason="HTTP 503"))
+    with Lake(small_lake, doing="sync") as lake:
+        for run_id in ("r2", "r3"):
+            lake.ledger.begin_run(RunRecord(run_id, "sync", "0", now_us(), state="failed", error="HTTP 503"))
     assert "The last 2 runs failed: HTTP 503" in _attention(render())
     assert main("--lake", str(small_lake), "rollback", "1", "--yes").code == ExitCode.OK
     assert "Syncs are paused: the lake was rolled back to snapshot 1." in _attention(render())

@@ -14,7 +14,6 @@ from pipeline.emulator import Emulator, ImageOptions
 from pipeline.errors import ExitCode
 from pipeline.findings import Severity
 from pipeline.lake.lake import Lake
-from pipeline.monitoring.run_history import read_run_stats
 from pipeline.publish.stores import open_store
 from tests.findings import printed_lines
 from tests.images.image_harness import Scene, files_in, rows_of
@@ -139,7 +138,7 @@ async def test_publish_after_sync(tmp_path: Path, url: str) -> None:
                 assert "Not a directory" in published["problem"]
                 assert f'scanlake_publish_failures{{lake="{here.lake}"}} {failures}\n' in metrics.read_text()
             assert [(alert["event"], alert["exit_code"]) for alert in hook.bodies] == [("failed", 8)]
-            assert read_run_stats(here.lake).failures == 0
+            assert f'scanlake_consecutive_failures{{lake="{here.lake}"}} 0\n' in metrics.read_text()
             told(here.lake, "serve", "--write", str(page))
             assert "failed 2 times" in page.read_text()
             target.unlink()
