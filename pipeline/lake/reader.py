@@ -476,7 +476,7 @@ def _check_node(node: dict[str, Any]) -> None:
 
 # State of a lake, ahead of its catalog
 
-_KILLED: Final = "The process ended without recording why."
+KILLED: Final = "The process ended without recording why."
 IMAGES_COMMAND: Final = "images"
 _MIN_RUNS: Final = 50  # to count consecutive failures
 
@@ -548,4 +548,4 @@ def _mark_interrupted(layout: LakeLayout, index: int, run: RunRecord) -> RunReco
     """Return a run without a process as interrupted: it was killed, or a full disk let it record no end."""
     if run.state != "running" or (index == 0 and has_writer_since(layout, run.started_at)):
         return run
-    return replace(run, state="interrupted", error=run.error or _KILLED)
+    return replace(run, state="interrupted", error=run.error or KILLED)

@@ -19,7 +19,7 @@ from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.findings import Finding, from_error, ok, warning
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.mounts import find_lost_mount, name_record, write_record
-from pipeline.lake.reader import open_ledger_readonly, read_live_state
+from pipeline.lake.reader import KILLED, open_ledger_readonly, read_live_state
 from pipeline.logs import log, to_one_line
 from pipeline.monitoring.metrics import require_metrics_file, write_metrics
 from pipeline.monitoring.run_result import SYNC, RunResult, is_failure
@@ -130,7 +130,7 @@ def report_killed_sync(settings: Settings, source: str = "") -> None:
     """Report the last sync as failed if it was killed and is not reported yet: a sync that is killed cannot do it."""
     state = read_live_state(settings.lake, runs=1)
     last = next((run for run in state.runs if run.command == SYNC), None) if state is not None else None
-    if last is None or last.state != "interrupted":
+    if last is None or last.state != "interrupted" or last.error not in {KILLED, "killed"}:  # "killed": by a later run
         return
     started_at = to_datetime(last.started_at)
     with suppress(OSError, RuntimeError):

@@ -17,10 +17,10 @@ from pipeline.config import load
 from pipeline.emulator import Emulator
 from pipeline.errors import SettingsError
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger_queries import VerificationRecord
+from pipeline.lake.ledger_queries import RunRecord, VerificationRecord
 from pipeline.lake.mounts import name_record
 from pipeline.monitoring import after_run
-from pipeline.monitoring.after_run import ALERTED, report_run, send_alert
+from pipeline.monitoring.after_run import ALERTED, report_killed_sync, report_run, send_alert
 from pipeline.monitoring.run_result import RunResult
 from pipeline.settings import Settings
 from pipeline.tokens import Secret
@@ -199,6 +199,19 @@ async def test_a_killed_sync_is_told_by_the_next(tmp_path: Path) -> None:
         dict(labels)["exit_code"]: count for (name, labels), count in samples.items() if name.endswith("runs_total")
     }
     assert runs == {"137": 1, "2": 1, "0": 3}
+
+
+def test_a_sync_that_was_stopped_is_not_called_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing can be remembered, a sync that Ctrl-C or a time-out of the system ended is no failure."""
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
+    lake = tmp_path / "lake"
+    with Collector().serving() as hook:
+        for error, alerts in (("The run was stopped on request.", 0), ("killed", 1)):
+            with Lake(lake, doing="sync") as held:
+                record = RunRecord(f"r{alerts}", "sync", "0", now_us(), state="interrupted", error=error)
+                held.ledger.begin_run(record)
+            report_killed_sync(Settings(lake=lake, notify_url=Secret(hook.url)))
+            assert len(hook.taken) == alerts, error
 
 
 @every(
