@@ -74,11 +74,11 @@ class World:
         return entries
 
     def list_versions(self, key: int) -> list[FileRecord]:
-        """Return what a list shows of a file: one version, or two by the quirks."""
+        """Return what a list shows of a file: one version, or two by the quirks; these differ in their update times."""
         record, repeats = self.records[key], self.quirks.repeats
         if repeats == "no" or record.serial % _REPEATED_EVERY:
             return [record]
-        former = record if repeats == "same" else self.former.get(key, record)
+        former = record if repeats == "same" or key in self.untimed else self.former.get(key, record)
         return [record, former] if repeats == "older-last" else [former, record]
 
     def apply_late_commits(self) -> None:
