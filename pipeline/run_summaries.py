@@ -96,7 +96,7 @@ def format_verification(result: VerifyResult) -> str:
         (
             "details_differing",
             result.details_differing,
-            f"with different details under the same timestamp{repaired}, of {details} compared",
+            f"with different content under the same timestamp{repaired}, of {details} compared",
         ),
         ("unrepaired", result.unrepaired, f"of {differing:,} not repaired"),
         ("", result.unproven_windows, "windows without a consistent list"),

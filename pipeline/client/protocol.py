@@ -383,7 +383,7 @@ class _Element:
 
 
 class _CountedBody(Struct):
-    data: list[_Element] | None = None
+    data: list[_Element]
 
 
 def _check_item_count(body: bytes) -> None:
@@ -393,18 +393,17 @@ def _check_item_count(body: bytes) -> None:
     """
     if body.count(b",") < _UNCOUNTED_COMMAS:
         return
-    error = AttemptError("size", f"a page of more than {_MAX_PAGE_ITEMS:,} items", retryable=False)
     numbers = itertools.count(1)
 
     def count(_type: type, _element: object) -> _Element:
         if next(numbers) > _MAX_PAGE_ITEMS:
-            raise error
+            raise AttemptError("size", f"a page of more than {_MAX_PAGE_ITEMS:,} items", retryable=False)
         return _Element()
 
     try:
-        msgspec.json.decode(body, type=_CountedBody, dec_hook=count)
-    except (msgspec.MsgspecError, RecursionError):
-        raise error from None  # smaller pages show what it has
+        msgspec.json.decode(body, type=_CountedBody | list[_Element], dec_hook=count)
+    except (msgspec.MsgspecError, RecursionError):  # smaller pages show what it has
+        raise AttemptError("size", "a large page whose items cannot be counted", retryable=False) from None
 
 
 def _split_page(body: bytes) -> tuple[dict[str, bytes], list[bytes] | bytes]:

@@ -117,8 +117,7 @@ class RejectedFiles(Struct, frozen=True):
 class LakeStatus(Struct, frozen=True):
     """The state of a lake. A copy of the catalog alone has no `base_url`; what the ledger knows is null.
 
-    The service's list counts `unproven_files` that no page shows. Each sync fetches `unstable_files` again: they have
-    no update time, or list item and detail differ.
+    The service's list counts `unproven_files` that no page shows. Each sync fetches `unstable_files` again.
     `problem` is why the next run cannot write, or why the state of the runs is unknown.
     """
 
@@ -309,11 +308,11 @@ def _summary_lines(status: LakeStatus) -> list[str]:
         age = format_age(fresh.age_seconds)
         lines.append(f"Everything updated before {format_instant(fresh.watermark)} is in the lake ({age}).")
     if status.unproven_files:
-        what = pluralize(status.unproven_files, "file")
-        lines.append(f"The service's list counts {what} that none of its pages shows; the watermark waits.")
+        files = pluralize(status.unproven_files, "file")
+        lines.append(f"The service's list counts {files} that none of its pages shows; the watermark waits.")
     if status.unstable_files:
-        what = pluralize(status.unstable_files, "file")
-        lines.append(f"Each sync fetches {what} again: without an update time, or list item and detail differ.")
+        files = pluralize(status.unstable_files, "file")
+        lines.append(f"{files} may have changed since the fetch: the next syncs fetch them again.")
     if status.is_consistent is False:
         lines.append("Compared with the service: not consistent. `scanlake verify` repairs it.")
     elif fresh.last_verify_at is None:

@@ -89,8 +89,7 @@ class Batcher:
         self._wake.set()
 
     async def run(self) -> None:
-        """Commit batches until `finish()` was called and nothing is pending. It can be run again."""
-        self._is_finishing = False
+        """Commit batches until `finish()` was called and nothing is pending."""
         while not self._is_finishing or self._files or self._listed_windows or self._tombstones or self._in_flight:
             await self._wait_until_due()
             # At most one full batch: taking more would leave no capacity to collect the next one.

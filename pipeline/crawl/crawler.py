@@ -18,14 +18,14 @@ from pipeline.crawl.details import DetailFetcher
 from pipeline.crawl.in_flight import FetchWorkers, InFlightFiles
 from pipeline.crawl.listing import WindowReader
 from pipeline.crawl.models import CrawlStats, ListedWindow, SharedFileIdError, parse_reference
-from pipeline.crawl.whole_list import count_hidden, read_whole_list
+from pipeline.crawl.whole_list import has_hidden, read_whole_list
 from pipeline.crawl.windows import ALL_TIME
 from pipeline.errors import ProtocolError, ScanlakeError
 from pipeline.formatting import pluralize
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from pipeline.client.client import Client
     from pipeline.crawl.batcher import Sink
@@ -47,7 +47,8 @@ class Crawler:
         """Create the stages. `lookup` returns what the lake has stored of some files."""
         self.stats = CrawlStats()
         self.unproven_files = 0
-        """How many files the list has that neither windows nor the whole list show."""
+        """How many files the list counts and does not show."""
+        self._untimed_files = 0  # without an update time in the list, found by their references
         self._options = options
         self._client, self._clock = client, client.clock
         self._calls_before = client.stats.list
@@ -63,13 +64,11 @@ class Crawler:
         *,
         newest: Window | None = None,
         refetches: Sequence[RefetchRequest] = (),
-        count_known: Callable[[], Awaitable[int]] | None = None,
-        reads_uncounted: bool = False,
+        compares: bool = False,
     ) -> CrawlStats:
         """Read every window, then `newest` again for files that moved, and pass batches to `sink`.
 
-        After that it fetches what the list has and no window shows, if there are more such files than the lake has by
-        `count_known`. `reads_uncounted`: it reads the whole list if the service does not count its files.
+        `compares`: after that it fetches what the list has and no window shows.
         Finished files are passed on even if the crawl fails or is cancelled. Raises the first `ScanlakeError`, or
         `SharedFileIdError` if the instance id must be the key of a file.
         """
@@ -90,13 +89,10 @@ class Crawler:
                     # Files that moved there during the crawl, in order of time. Those that change faster than they can
                     # be listed are after the watermark: the next run reads them.
                     await self._list_all([newest], batcher, workers=1, max_windows=_MAX_REREADS)
+                if compares and not (read_in_one_response and windows == [ALL_TIME]):
+                    await self._fetch_hidden()
                 batcher.finish()
                 await committer
-                if count_known is not None and not (read_in_one_response and windows == [ALL_TIME]):
-                    committer = group.create_task(batcher.run())
-                    await self._fetch_hidden(await count_known(), reads_uncounted=reads_uncounted)
-                    batcher.finish()
-                    await committer
                 workers.cancel()
         except BaseExceptionGroup as failures:
             failure = _primary_failure(failures)
@@ -171,16 +167,12 @@ class Crawler:
                 hint="Check that base_url is the file service; what was listed so far is stored.",
             )
 
-    async def _fetch_hidden(self, known: int, *, reads_uncounted: bool) -> None:
-        """Fetch the files of the list that no window shows, if there are more than the lake knows."""
-        # Files that the service no longer has are in the lake until a verify.
-        known = known - self.stats.deleted if self._reader.shows_times else 0
-        hidden = await count_hidden(self._reader, known=known)
-        if (hidden is None and not reads_uncounted) or (hidden is not None and hidden <= known):
-            return
-        started_us = self._clock.now_or_local()
-        take = partial(self._in_flight.submit, window=ListedWindow(ALL_TIME, started_us))
-        self.unproven_files = await self._reader.retry(lambda: read_whole_list(self._reader, take, started_us))
+    async def _fetch_hidden(self) -> None:
+        """Fetch the files of the list that no window shows, if there are more than this crawl has found."""
+        if await has_hidden(self._reader.pages, self._untimed_files):
+            window = ListedWindow(ALL_TIME, self._clock.now_or_local())
+            read = partial(read_whole_list, self._reader, partial(self._in_flight.submit, window=window), window)
+            self.unproven_files = await self._reader.pages.retry_with_smaller_pages(read)
 
     async def _refetch_all(self, requests: Sequence[RefetchRequest], batcher: Batcher) -> None:
         remaining = iter(requests)
@@ -199,6 +191,7 @@ class Crawler:
         if await self._in_flight.is_fetched(key, pending):
             return
         item = await self._reader.find_item(key, request.reference, request.updated_at)
+        self._untimed_files += item is not None and item.updated_at is None
         if item is None and request.document is not None:
             # The list no longer contains the file; the call by id shows whether it was deleted.
             item = ListItem(key, None, request.updated_at, request.document)

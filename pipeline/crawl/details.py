@@ -66,7 +66,6 @@ class DetailFetcher:
         self._last_success_key: int | None = None
         self._failed_keys: set[int] = set()
         self._probe_lock = asyncio.Lock()
-        self._stamps_lock = asyncio.Lock()
         self._has_equal_stamps: bool | None = None  # details have the update times of their list items; None: unknown
 
     async def fetch(self, key: int, item: ListItem, *, seen_at: int | None = None) -> FetchResult:
@@ -95,7 +94,7 @@ class DetailFetcher:
         self._last_success_key = key
         problem = await self._find_lag(item, detail, now)
         # A list that shows no times can still filter by them: a later change has another time in the detail.
-        updated_at = item.updated_at if self._reader.shows_times else detail.updated_at
+        updated_at = item.updated_at if self._reader.pages.shows_times else detail.updated_at
         is_stable = problem == "" and self._is_quiet(updated_at, seen_at, now)
         version = self._build_version(key, item, detail, is_stable=is_stable)
         return FetchResult(version, Reject(key, problem, item.raw, is_list_item=True) if problem else None)
@@ -124,7 +123,7 @@ class DetailFetcher:
 
         In some services each call has times of its own. Then they show nothing.
         """
-        async with self._stamps_lock:
+        async with self._probe_lock:
             if self._has_equal_stamps is None:
                 unchanged = Window(None, (self._clock.now_or_local() - DAY) // SECOND)
                 page = await self._client.list_files(self._options.query(unchanged, cheap=True))

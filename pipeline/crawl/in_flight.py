@@ -129,15 +129,12 @@ class InFlightFiles:
         """Return the number of files that were submitted and are not committed."""
         return len(self._tasks)
 
-    async def submit(self, items: Sequence[ListItem], window: ListedWindow) -> int:
-        """Submit the list items of a window, and return how many files are fetched for it.
-
-        Of a file that is listed twice the newest item counts.
+    async def submit(self, items: Sequence[ListItem], window: ListedWindow) -> None:
+        """Submit the list items of a window. Of a file that is listed twice the newest item counts.
 
         Raises `SharedFileIdError` if the instance id must be the key of a file.
         """
         items = select_newest(items)
-        submitted = 0
         committed = self._committed_keys[window] = set()
         try:
             for start in range(0, len(items), _LOOKUP_CHUNK_FILES):
@@ -154,10 +151,9 @@ class InFlightFiles:
                         window.rejects.append(Reject(None, "list item without a usable id", item.raw, bounds))
                         continue
                     await self._refresh_if_committed(key, committed, stored)
-                    submitted += self._submit_item(key, item, window, stored.get(key))
+                    self._submit_item(key, item, window, stored.get(key))
         finally:
             del self._committed_keys[window]
-        return submitted
 
     async def is_fetched(self, key: int, window: ListedWindow) -> bool:
         """Return whether this run has fetched a file, or is about to."""
@@ -204,23 +200,21 @@ class InFlightFiles:
                 self._tasks[task.key] = task.followup
                 self._queue.put_nowait(task.followup)
 
-    def _submit_item(self, key: int, item: ListItem, window: ListedWindow, stored: FileVersionRecord | None) -> bool:
-        """Start to fetch a file and return True, unless it is in flight or unchanged."""
+    def _submit_item(self, key: int, item: ListItem, window: ListedWindow, stored: FileVersionRecord | None) -> None:
         task = self._tasks.get(key)
         self._check_id_is_unique(item, task, stored)
         if task is not None:
             self._attach_to_existing(task, item, window)
-            return False
+            return
         is_outdated = stored is not None and self._is_outdated(item, window, stored)
         if stored is not None and (self._is_up_to_date(item, stored) or (is_outdated and stored.is_stable)):
             self._count_unchanged(key, stored)
-            return False
+            return
         seen_at = stored.fetched_at if stored and stored.updated_at == item.updated_at else None
         task = FetchTask(key, item, [window], must_relist=is_outdated, seen_at=seen_at)
         self._tasks[key] = task
         window.pending_files += 1
         self._queue.put_nowait(task)
-        return True
 
     def _count_unchanged(self, key: int, stored: FileVersionRecord) -> None:
         """Count a file that is not fetched: as skipped once, unless this run has fetched it."""

@@ -49,7 +49,7 @@ _MAX_SEARCH_PAGES: Final = 8
 _MAX_SINGLE_LOOKUPS: Final = 10
 
 
-class _EndlessListError(ProtocolError):
+class EndlessListError(ProtocolError):
     """The pages of a list repeat, or do not end: a sample of them is still good."""
 
 
@@ -66,7 +66,7 @@ class PageReader:
         self._page_divisor = 1  # by which pages are smaller than the service allows
         self._page_caps: dict[_PageKind, int] = {}  # the service's largest page
         self._proven_sizes: dict[_PageKind, int] = {}  # smallest page that a page with files followed
-        self.counts_are_wrong = False  # it has announced files that it does not have
+        self._counts_are_wrong = False  # it has announced files that it does not have
         self.shows_times = False  # a list item has had an update time
         self._is_filter_checked = False
 
@@ -112,17 +112,22 @@ class PageReader:
         self.shows_times = self.shows_times or any(item.updated_at is not None for item in page.items)
         if window is not None:
             _check_bounds(window, page.items)
-        if self.counts_are_wrong:
+        if self._counts_are_wrong:
             page = page.without_counts()
         if page.items and (page.has_next or len(page.items) >= query.page_size):
             self._page_caps[_page_kind(query)] = len(page.items)
         client = self._client
-        shows_end = client.has_linked_next if self.counts_are_wrong else client.has_announced_next
+        shows_end = client.has_linked_next if self._counts_are_wrong else client.has_announced_next
         is_full = not client.has_linked_next and len(page.items) >= self._full_size(query)
         if page.has_next is False and (is_full or not shows_end):
             # A link that is always null means as little as no link. A total may count the page alone, or too few files.
             return replace(page, has_next=None)
         return page
+
+    async def count(self, window: Window | None = None) -> int | None:
+        """Return how many files a list has by the service's counts; None without usable ones."""
+        query = replace(self.create_query(window, cheap=True), limit=1)
+        return (await self.fetch(query, 1, window)).total
 
     async def check_counts(self, page: ListPage, query: FileQuery, window: Window) -> ListPage:
         """Return the first page of a window, without its counts if they announce files that no page has.
@@ -147,9 +152,9 @@ class PageReader:
 
     def distrust_counts(self, page: ListPage) -> ListPage:
         """Ignore the service's counts from now on. Return the page without them."""
-        if not self.counts_are_wrong:
+        if not self._counts_are_wrong:
             log.warning("counts.wrong", total=page.total, hint="The list announces files that it does not have.")
-        self.counts_are_wrong = True
+        self._counts_are_wrong = True
         return page.without_counts()
 
     def check_instances(self, items: Iterable[ListItem], instances: dict[int, int]) -> None:
@@ -192,9 +197,9 @@ class PageReader:
         self._is_filter_checked = True
 
 
-def _empty_pages_error(count: int) -> _EndlessListError:
+def _empty_pages_error(count: int) -> EndlessListError:
     """Return the error for a list that has no end."""
-    return _EndlessListError(f"GET /files: {count} empty pages in a row announce a next page.")
+    return EndlessListError(f"GET /files: {count} empty pages in a row announce a next page.")
 
 
 def get_key(item: ListItem) -> FileKey:
@@ -284,39 +289,18 @@ class WindowReader:
         """
         self._options = options
         self._now = now
-        self._pages = PageReader(client, options)
-
-    @property
-    def shows_times(self) -> bool:
-        """Whether any list item so far has had an update time."""
-        return self._pages.shows_times
-
-    async def count_files(self, window: Window | None = None) -> int | None:
-        """Return how many files a list has by the service's counts; None without usable ones."""
-        query = replace(self._pages.create_query(window, cheap=True), limit=1)
-        page = await self._pages.fetch(query, 1, window)
-        return None if self._pages.counts_are_wrong else page.total
-
-    async def iter_whole_list(self) -> AsyncIterator[ListPage]:
-        """Yield the pages of the list without bounds."""
-        with suppress(_EndlessListError):
-            async for page in self._iter_pages(self._pages.create_query(), None):
-                yield page
-
-    async def retry(self, read: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Return what `read` returns, if need be with smaller pages."""
-        return await self._pages.retry_with_smaller_pages(read)
+        self.pages = PageReader(client, options)
 
     async def read(self, window: Window) -> WindowResult:
         """Read `window`, or return the sub-windows to split it into."""
-        return await self.retry(lambda: self._read(window))
+        return await self.pages.retry_with_smaller_pages(lambda: self._read(window))
 
     async def _read(self, window: Window) -> WindowResult:
         if window.overflows:
             return await self._read_by_pages(window)
-        query = self._pages.create_query(window)
-        page = await self._pages.check_counts(await self._pages.fetch(query, 1, window), query, window)
-        if await self._pages.is_complete(page, query, window):
+        query = self.pages.create_query(window)
+        page = await self.pages.check_counts(await self.pages.fetch(query, 1, window), query, window)
+        if await self.pages.is_complete(page, query, window):
             return WindowResult(page.items)
         if window.is_narrow or not page.items:
             return await self._read_by_pages(window)
@@ -329,17 +313,17 @@ class WindowReader:
         """
         item = None
         if reference is not None:
-            item = await self._pages.retry_with_smaller_pages(lambda: self._search(file_id, None, reference))
+            item = await self.pages.retry_with_smaller_pages(lambda: self._search(file_id, None, reference))
         if item is None and updated_at is not None:
             second = Window(updated_at // SECOND, updated_at // SECOND + 1)
-            item = await self._pages.retry_with_smaller_pages(lambda: self._search(file_id, second, None))
+            item = await self.pages.retry_with_smaller_pages(lambda: self._search(file_id, second, None))
         return item
 
     async def _search(self, file_id: int, window: Window | None, reference: str | None) -> ListItem | None:
-        query = self._pages.create_query(window, reference=reference)
+        query = self.pages.create_query(window, reference=reference)
         same_id = None
         for number in range(1, _MAX_SEARCH_PAGES + 1):
-            page = await self._pages.fetch(query, number, window)
+            page = await self.pages.fetch(query, number, window)
             for item in select_newest(page.items):
                 if file_id in {item.instance_id, item.id}:
                     if item.instance_id in {file_id, None}:
@@ -355,10 +339,10 @@ class WindowReader:
     # Planning
 
     async def _split(self, window: Window, page: ListPage) -> list[Window]:
-        limit = self._pages.get_page_limit()
+        limit = self.pages.get_page_limit()
         total = page.total or 0
         if page.items and all(item.updated_at is None for item in page.items):
-            await self._pages.check_filter_is_honoured()
+            await self.pages.check_filter_is_honoured()
         elif total <= _MAX_SAMPLED_FILES:
             sub_windows = split_by_timestamps(window, await self._sample_timestamps(window, page), limit)
             if len(sub_windows) > 1 or sub_windows[0].overflows:
@@ -373,13 +357,13 @@ class WindowReader:
         """
         timestamps: list[int] = []
         files = 0
-        with suppress(_EndlessListError):
-            query = self._pages.create_query(window, cheap=True)
-            async for sampled in self._iter_pages(query, window, max_files=_MAX_SAMPLED_FILES):
+        with suppress(EndlessListError):
+            query = self.pages.create_query(window, cheap=True)
+            async for sampled in self.iter_pages(query, window, max_files=_MAX_SAMPLED_FILES):
                 timestamps += get_timestamps(sampled.items)
                 files += len(sampled.items)
         if page.total is not None and files + max(_MAX_MOVED_FILES, page.total // 10) < page.total:
-            self._pages.distrust_counts(page)
+            self.pages.distrust_counts(page)
         return sorted(timestamps)
 
     # Many pages
@@ -389,7 +373,7 @@ class WindowReader:
 
         A long window whose files change is split after all: its overflow is at its end.
         """
-        query, cheap_query = self._pages.create_query(window), self._pages.create_query(window, cheap=True)
+        query, cheap_query = self.pages.create_query(window), self.pages.create_query(window, cheap=True)
         items: dict[FileKey, ListItem] = {}
         items_without_id: tuple[ListItem, ...] = ()
         previous_keys: set[FileKey] | None = None
@@ -426,22 +410,22 @@ class WindowReader:
         return all(_has_version(items, item) for item in missing.values())
 
     async def _read_all_pages(self, query: FileQuery, window: Window) -> PagedList:
-        pages = [page async for page in self._iter_pages(query, window)]
+        pages = [page async for page in self.iter_pages(query, window)]
         items = tuple(item for page in pages for item in page.items)
         keys = [get_key(item) for item in items if item.id is not None]
         is_consistent = pages[-1].total in {None, len(items)} and len(set(keys)) == len(keys)
         single_response = is_consistent and len(pages) - (not pages[-1].items) <= 1
         return PagedList(items, is_consistent, single_response)
 
-    async def _iter_pages(
+    async def iter_pages(
         self, query: FileQuery, window: Window | None, *, max_files: float = math.inf
     ) -> AsyncIterator[ListPage]:
-        """Yield the pages of a list until they have `max_files`. Raises `_EndlessListError` after those so far."""
+        """Yield the pages of a list until they have `max_files`. Raises `EndlessListError` after those so far."""
         page_hashes = set[int]()
         number = files = empty_pages = 0
         while files < max_files:
             number += 1
-            page = await self._pages.fetch(query, number, window)
+            page = await self.pages.fetch(query, number, window)
             yield page
             files += len(page.items)
             empty_pages = 0 if page.items else empty_pages + 1
@@ -452,16 +436,16 @@ class WindowReader:
 
 
 def _check_pagination_ends(page: ListPage, number: int, empty_pages: int, page_hashes: set[int]) -> None:
-    """Raise `_EndlessListError` if a list has pages without end. `page_hashes` are those of the pages so far."""
+    """Raise `EndlessListError` if a list has pages without end. `page_hashes` are those of the pages so far."""
     if empty_pages == _MAX_EMPTY_PAGES:
         raise _empty_pages_error(empty_pages)
     if number >= _MAX_PAGES:
-        raise _EndlessListError(f"GET /files: page {number} of one list announces a next page.")
+        raise EndlessListError(f"GET /files: page {number} of one list announces a next page.")
     page_hash = hash(get_ids(page.items))
     # A list with a total ends by itself, and in an unordered one a short page may be repeated.
     has_total_left = page.total is not None and number * len(page.items) < page.total and number < 3 * len(page_hashes)
     if page.items and page_hash in page_hashes and not has_total_left:
-        raise _EndlessListError(f"GET /files: page {number} repeats an earlier page; the list has no end.")
+        raise EndlessListError(f"GET /files: page {number} repeats an earlier page; the list has no end.")
     page_hashes.add(page_hash)
 
 

@@ -295,7 +295,6 @@ _UNSTABLE: Final = (
     " UNION ALL SELECT file_id FROM reject WHERE file_id IS NOT NULL)"
 )
 _MAX_UNSTABLE: Final = 1_000
-_CHANGING_US: Final = 60_000_000
 _MAX_IDS: Final = 10_000  # ids in one statement; SQLite allows 32,766 parameters
 _PAGE_ROWS: Final = 50_000
 _ALL_COMMITS: Final = (0, 2**63 - 1)
@@ -433,14 +432,9 @@ class LedgerQueries:
         """Return the unstable files, fetched longest ago, at most those that one run fetches again."""
         return self.select(FileVersionRecord, f"{_UNSTABLE} ORDER BY fetched_at LIMIT {_MAX_UNSTABLE}")
 
-    def count_lasting_unstable(self) -> int:
-        """Return the number of unstable files that had not just changed when they were fetched."""
-        lasting = f"(updated_at IS NULL OR fetched_at > updated_at + {_CHANGING_US})"
-        return self.count(f"SELECT count(*) FROM {_UNSTABLE} AND {lasting}")
-
-    def count_unstable_without_time(self) -> int:
-        """Return the number of unstable files without an update time: no window shows them."""
-        return self.count(f"SELECT count(*) FROM {_UNSTABLE} AND updated_at IS NULL")
+    def count_unstable_files(self) -> int:
+        """Return the number of unstable files."""
+        return self.count(f"SELECT count(*) FROM {_UNSTABLE}")
 
     def count_refetch_requests(self) -> int:
         """Return the number of files that are rejected or queued; a file may be both."""

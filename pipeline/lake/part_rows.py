@@ -6,7 +6,7 @@ Documents suffice to rebuild all rows without a call to the service. No reader o
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -235,22 +235,18 @@ def read_references(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, i
         return _read_column(db, "scan_code", layout, _part_names(ledger, FILES.name, versions), versions)
 
 
-def read_details(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, bytes | None]:
-    """Return the detail documents as received of some files, given as {file_id: commit_seq}.
+def read_documents(
+    column: Literal["list_item", "detail"], layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]
+) -> dict[int, bytes | None]:
+    """Return the list items or details as received of some files, given as {file_id: commit_seq}.
 
     Files without a document are absent. Only the parts of those commits are read: files of neighbouring commits,
     requested together, cost least.
     """
-    with open_worker_connection(layout.spill_dir) as db:
-        return _read_column(db, "detail", layout, _part_names(ledger, RAW_TABLE, versions), versions)
-
-
-def read_list_items(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, bytes | None]:
-    """Return the list items as received of some files, given as {file_id: commit_seq}."""
     if not versions:
         return {}
     with open_worker_connection(layout.spill_dir) as db:
-        return _read_column(db, "list_item", layout, _part_names(ledger, RAW_TABLE, versions), versions)
+        return _read_column(db, column, layout, _part_names(ledger, RAW_TABLE, versions), versions)
 
 
 def _part_names(ledger: Ledger, table: str, versions: Mapping[int, int]) -> list[str]:

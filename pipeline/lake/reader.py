@@ -524,7 +524,7 @@ def load_live_state(lake: Path, *, runs: int) -> LiveState | None:
     with open_ledger_readonly(layout) as ledger:
         records = ledger.recent_runs(max(runs, _MIN_RUNS))
         properties, files = ledger.properties, ledger.count_files()
-        unstable = ledger.count_lasting_unstable()
+        unstable = ledger.count_unstable_files()
         was_verified, has_snapshots = ledger.last_verification() is not None, ledger.last_snapshot() is not None
     # A publish takes its record away before it replaces the file, and can have done so in between.
     is_recorded = properties.catalog is None or list(properties.catalog["file"])[1:] == file

@@ -17,7 +17,7 @@ from pipeline.progress import CrawlProgress, RateEstimator
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
     from pipeline.client.client import Client
     from pipeline.crawl.batcher import Sink
@@ -49,15 +49,16 @@ def crawl_options(settings: Settings, identity: Identity) -> CrawlOptions:
 class CrawlRunner:
     """Runs the crawls of one run.
 
-    `unproven` are the windows of the last crawl whose list was inconsistent, `unproven_files` those of the list that it
-    could not see. `files_in_service` is None if the service
-    reports no total. `files_before` are those of the lake while it has no watermark: the first sync fetches the others.
+    `unproven` are the windows of the last crawl whose list was inconsistent, `unproven_files` how many the list counts
+    and does not show. `files_in_service` is None if the service reports no total. `files_before` are those of the lake
+    while it has no watermark: the first sync fetches the others.
     """
 
     def __init__(self, client: Client, settings: Settings, progress: Progress, run_id: str) -> None:
         self.stats = CrawlStats()
         self.unproven: list[Window] = []
         self.unproven_files = 0
+        self.may_have_hidden: bool | None = None  # files that no window shows; None: the service does not count
         self.files_in_service: int | None = None
         self.files_before: int | None = None
         self._client = client
@@ -85,11 +86,11 @@ class CrawlRunner:
         target: int,
         options: CrawlOptions,
         refetches: Sequence[RefetchRequest] = (),
-        count_known: Callable[[], Awaitable[int]] | None = None,
+        compares: bool = False,
     ) -> None:
         """Read `windows` and pass what the lake does not have to `sink`. `target` is the target watermark.
 
-        With `count_known`, the number of files of the lake that no window shows, others are looked for.
+        `compares`: also files that no window shows.
         """
 
         async def observe(batch: CommitBatch) -> None:
@@ -102,18 +103,14 @@ class CrawlRunner:
         newest = Window(target, None) if any(window.end is None for window in windows) else None
         self._total = self._count_files(windows)
         self._rate = RateEstimator()
+        if self.may_have_hidden is None:  # to read the whole list each time would cost too much
+            compares = compares and (self.files_before is not None or _covers_all(windows))
+        compares = compares and self.may_have_hidden is not False
         self._progress.start(self._total)
         reporter = asyncio.create_task(self._report_progress())
         try:
             async with asyncio.timeout(self._max_duration_seconds):
-                await crawler.run(
-                    windows,
-                    observe,
-                    newest=newest,
-                    refetches=refetches,
-                    count_known=count_known,
-                    reads_uncounted=self.files_before is not None or _covers_all(windows),
-                )
+                await crawler.run(windows, observe, newest=newest, refetches=refetches, compares=compares)
         except TimeoutError:
             seconds = f"{self._max_duration_seconds:g} s"
             raise TimeLimitReachedError(f"The run stopped after {seconds} (max_duration_seconds).") from None

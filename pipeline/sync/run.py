@@ -12,7 +12,8 @@ import structlog
 from msgspec.structs import asdict, replace
 
 from pipeline.client.client import create_client
-from pipeline.crawl.models import RefetchRequest, parse_reference
+from pipeline.crawl.models import CrawlOptions, RefetchRequest, parse_reference
+from pipeline.crawl.whole_list import TIMED
 from pipeline.errors import (
     LakeCorruptedError,
     ProtocolError,
@@ -27,7 +28,7 @@ from pipeline.formatting import pluralize
 from pipeline.lake import retention
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.ledger_queries import RunRecord
-from pipeline.lake.part_rows import read_list_items
+from pipeline.lake.part_rows import read_documents
 from pipeline.lake.rollback import check_not_paused
 from pipeline.logs import log
 from pipeline.sync.batch_sink import BatchSink
@@ -167,10 +168,13 @@ class RunSession:
     async def fix_target_watermark(self) -> int:
         """Return the target watermark: the second up to which this run makes the lake complete.
 
-        One list call proves address and token, and returns the service's clock and the number of files.
+        List calls prove address and token, and return the service's clock and the number of files.
         """
+        timed = await self.client.list_files(replace(CrawlOptions().query(TIMED), limit=1))
         page = await self.client.list_files(FileQuery(limit=1))
         self.crawls.files_in_service = page.total
+        if page.total is not None and timed.total is not None:
+            self.crawls.may_have_hidden = page.total > timed.total
         self.list_is_empty = not page.items
         stored = await self.ledger_thread.call(self.ledger.count_file_versions)
         if await self.ledger_thread.call(self.watermark_us) is None:
@@ -246,23 +250,15 @@ class RunSession:
         await self._choose_texts_source(identity)
         options = replace(crawl_options(self.settings, identity), renews_links=renews_links)
         try:
+            lookup = self.lookup_versions
             await self.crawls.run(
-                windows,
-                store,
-                self.lookup_versions,
-                target=target,
-                options=options,
-                refetches=refetches,
-                count_known=self._count_known if compares else None,
+                windows, store, lookup, target=target, options=options, refetches=refetches, compares=compares
             )
         except BaseException:
             with suppress(ScanlakeError):  # the rows can be rebuilt
                 await self.ledger_thread.call(self.sink.finish_rows)
             raise
         await self.ledger_thread.call(self.sink.finish_rows)
-
-    async def _count_known(self) -> int:
-        return await self.ledger_thread.call(self.ledger.count_unstable_without_time)
 
     async def prove_account(self, tenants: frozenset[int] = frozenset()) -> None:
         """Raise `SettingsError` before anything is stored, if tenants show another account; record new tenants."""
@@ -293,7 +289,7 @@ class RunSession:
         """
         unstable = await self.ledger_thread.call(self.ledger.unstable_files)
         seqs = {version.file_id: version.commit_seq for version in unstable}
-        items = await self.ledger_thread.call(read_list_items, self.lake.layout, self.ledger, seqs)
+        items = await self.ledger_thread.call(read_documents, "list_item", self.lake.layout, self.ledger, seqs)
         requests = [
             RefetchRequest(version.file_id, parse_reference(item), version.updated_at, item)
             for version in unstable

@@ -122,14 +122,15 @@ def _finish(run: RunSession, windows: Sequence[Window], target: int, *, is_compa
         target = target if newest is None else min(target, newest // SECOND)
     else:
         correct_watermark(ledger, target)
-    coverage, watermark = ledger.coverage(), ledger.properties.watermark
-    unproven_files = run.crawls.unproven_files if is_compared else ledger.properties.unproven_files
-    ledger.set_properties(lookback_due=True, unproven_files=unproven_files)
-    if not unproven_files:  # else no update time is known before which everything is in the lake
-        coverage = add_read_windows(coverage, windows, unproven, target=target)
-        watermark = advance(watermark, coverage, may_move_back=bool(unproven))
+    if is_compared:
+        ledger.set_properties(unproven_files=run.crawls.unproven_files)
+    watermark = ledger.properties.watermark
+    if ledger.properties.unproven_files:  # the watermark waits: such a file may have any update time
+        unproven = [*unproven, Window(watermark, None)]
+    coverage = add_read_windows(ledger.coverage(), windows, unproven, target=target)
+    watermark = advance(watermark, coverage, may_move_back=bool(unproven))
     if watermark is not None:
-        ledger.set_properties(watermark=watermark)
+        ledger.set_properties(watermark=watermark, lookback_due=True)
     if ledger.properties.unverified_since is None:
         ledger.set_properties(unverified_since=run.client.clock.now_or_local())
     run.lake.commit(replace(run.sink.new_commit(), coverage=coverage))

@@ -20,13 +20,12 @@ from pipeline.crawl.models import CrawlOptions, SharedFileIdError
 from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps
 from pipeline.errors import ProtocolError, ScanlakeError, SettingsError, TimeLimitReachedError
 from pipeline.lake.ledger_queries import VerificationRecord
-from pipeline.lake.part_rows import read_details
+from pipeline.lake.part_rows import read_documents
 from pipeline.logs import log
 from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.differences import Differences, has_lost_too_many, select_rotating_share, shrunken_list_error
 from pipeline.sync.run import open_run
-from schemas.file_query import MAX_LIMIT
-from schemas.file_versions import Tombstone, same_content
+from schemas.file_versions import Tombstone, content_digest, same_content
 from schemas.json_decode import decode_object
 from schemas.timestamps import DAY, SECOND, now_us, to_datetime
 
@@ -43,8 +42,8 @@ if TYPE_CHECKING:
     from pipeline.sync.sync import SyncSummary
 
 _DATE_ERROR: Final = 2 * SECOND  # of a time that a `Date` gives
-_MAX_KNOWN_FILES_PER_WINDOW: Final = MAX_LIMIT * 9 // 10
-"""Stored files per window. The rest of a page is room for files that the lake does not have."""
+_KNOWN_TENTHS: Final = 9
+"""Of a page for the files of a window that the lake has. The rest is room for others."""
 _FILES_PER_ROUND: Final = 256  # files fetched by id concurrently; the rate limiter decides how many at a time
 
 
@@ -153,6 +152,8 @@ class _Verify:
         self._target = self._limit_us = 0
         self._unseen: set[int] = set()  # files of the lake that the list has not shown
         self._untimed: set[int] = set()  # files that it has shown without an update time
+        self._shows_items = False  # the list shows all of an item
+        self._changed_items: set[int] = set()  # untimed files of other list items than the lake has
         self._uncompared = 0
         self._new_files: set[int] = set()
         self._file_count = self._items_without_id = 0
@@ -197,16 +198,17 @@ class _Verify:
         return sorted(seconds)
 
     async def _compare_list(self) -> None:
-        """Read the whole list without includes, and collect what differs."""
+        """Read the whole list, and collect what differs: without includes, unless files have no update time."""
         run = self._run
         seconds = await run.ledger_thread.call(self._read_files)
-        windows = split_by_timestamps(ALL_TIME, seconds, _MAX_KNOWN_FILES_PER_WINDOW)
+        self._shows_items = len(seconds) < self._file_count
         options = replace(
             crawl_options(run.settings, await run.ledger_thread.call(run.identity)),
             fetch_details="never",
-            includes=(),
+            includes=run.settings.includes if self._shows_items else (),
             compare_updated_at_only=True,
         )
+        windows = split_by_timestamps(ALL_TIME, seconds, options.query().page_size * _KNOWN_TENTHS // 10)
         watermark = await run.ledger_thread.call(run.watermark_us)
         self._limit_us = self._target * SECOND
         if self._mode.check_only and watermark is not None:
@@ -218,12 +220,7 @@ class _Verify:
 
         try:
             await run.crawls.run(
-                windows,
-                self._classify_batch,
-                lookup,
-                target=self._target,
-                options=options,
-                count_known=_know_nothing,
+                windows, self._classify_batch, lookup, target=self._target, options=options, compares=True
             )
         except SharedFileIdError:
             raise ScanlakeError(
@@ -247,6 +244,9 @@ class _Verify:
                 self._new_files.add(version.file_id)
             elif version.updated_at is None:
                 self._untimed.add(version.file_id)
+                digest = content_digest(version.list_item or b"")
+                if self._shows_items and not stored[version.file_id].digest.startswith(digest):
+                    self._changed_items.add(version.file_id)
                 continue
             else:
                 self._count_moved_back(stored[version.file_id], version.updated_at)
@@ -348,7 +348,7 @@ class _Verify:
         for file_ids in _split_rounds(commit_seqs):
             versions = {id_: commit_seqs[id_] for id_ in file_ids if id_ not in self._differences.deleted}
             records = await run.lookup_versions(list(versions))
-            stored = await run.ledger_thread.call(read_details, run.lake.layout, run.ledger, versions)
+            stored = await run.ledger_thread.call(read_documents, "detail", run.lake.layout, run.ledger, versions)
             for file_id, answer in zip(versions, await self._fetch_by_id(list(versions)), strict=True):
                 if isinstance(answer, Detail):
                     self._compare_detail(records[file_id], stored.get(file_id), answer)
@@ -357,7 +357,7 @@ class _Verify:
 
     def _compare_detail(self, record: FileVersionRecord, stored: bytes | None, answer: Detail) -> None:
         self._differences.details_checked += 1
-        if same_content(stored or b"", answer.raw):
+        if record.file_id not in self._changed_items and same_content(stored or b"", answer.raw):
             return
         if answer.updated_at is not None and answer.updated_at >= self._limit_us:
             self._differences.changed_meanwhile[record.file_id] = answer.updated_at
@@ -417,8 +417,7 @@ class _Verify:
                 run.ledger.delete_rejects_without_id(run.run_id, lambda item: _name_item(item) in names)
         # Both sides count: a file that the list does not show is no proof that the lake has what the service has.
         rejects = run.ledger.count_rejected_files() + self._items_without_id
-        doubts = (differences.unlisted, rejects, self._uncompared, self._unseen_files)
-        is_consistent = is_consistent and not any(doubts)
+        is_consistent &= not any((differences.unlisted, rejects, self._uncompared, self._unseen_files))
         verification = VerificationRecord(
             run_id=run.run_id,
             verified_at=self._choose_time(),
@@ -470,11 +469,6 @@ class _Verify:
             stored = self._run.ledger.file_versions(file_ids)
             unstored += [id_ for id_ in file_ids if id_ not in stored or stored[id_].run_id != self._run.run_id]
         return unstored
-
-
-async def _know_nothing() -> int:
-    """Have every file looked for that no window shows."""
-    return 0
 
 
 def _name_item(document: bytes) -> tuple[str, ...]:

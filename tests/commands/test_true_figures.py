@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import duckdb
 
-from pipeline.emulator import Emulator
+from pipeline.emulator import Emulator, make_quirks
 from tests.commands.cli_process import called, variables
 from tests.constants import set_run_constants
 
@@ -55,6 +55,30 @@ async def test_a_sync_says_what_did_not_come_in(tmp_path: Path) -> None:
     assert '\nnext       scanlake query "FROM meta.rejects" lists the rejects; every run retries files\n' in first.out
     assert "\nverify (due every 1e-06 days):\n7 files in the service's list, 7 in the lake\n" in second.out
     assert f"  1 deleted in the service (now in deleted_files): {gone}\n" in second.out
+
+
+async def test_a_sync_says_what_it_could_not_see(tmp_path: Path) -> None:
+    """Files that the list counts and no page shows: exit code 4, the status names them, and the watermark waits."""
+    quirks = make_quirks("seen", {"order": "shuffled", "list_cache_seconds": 1e6})  # pages that never fit together
+    async with Emulator(120, seed=SEED, quirks=quirks) as emulator:
+        given = variables(emulator)
+        hidden, untimed = emulator.world.keys()[:50], emulator.world.keys()[50:52]
+        emulator.world.lose_index(hidden)
+        first = await called(tmp_path, "sync", "--json", **given)
+        status = (await called(tmp_path, "status", **given)).out
+        count = first.json["unproven"]
+        assert (first.code, first.json["watermark"], count > 0) == (4, None, True)
+        told = f"The service's list counts {count} files that none of its pages shows; the watermark waits."
+        assert told in status.splitlines()
+        assert "Everything updated before" not in status
+        emulator.set_quirks(list_cache_seconds=0.0)
+        emulator.world.lose_times(untimed)
+        second = await called(tmp_path, "sync", "--json", **given)
+        status = (await called(tmp_path, "status", **given)).out
+    assert (second.code, second.json["unproven"]) == (0, 0)
+    assert "Everything updated before" in status
+    assert "none of its pages" not in status
+    assert "\n2 files may have changed since the fetch: the next syncs fetch them again.\n" in status
 
 
 async def test_shares_and_reports_take_no_snapshot(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ FULL = TimeRange(full=True)
 
 
 async def test_only_what_changed_is_fetched(lake: Path) -> None:
-    """A quiet sync makes five list calls, ten changes ten detail calls; --full lists every file and fetches none.
+    """A quiet sync makes four list calls, ten changes ten detail calls; --full lists every file and fetches none.
 
     After every kind of change the lake equals the service; absence from a window removes no file.
     """
@@ -41,7 +41,7 @@ async def test_only_what_changed_is_fetched(lake: Path) -> None:
         assert first.files_listed > FILES, "split windows list files twice, which is no unchanged file"
         assert (first.files_stored, first.files_skipped) == (FILES, 0)
         assert (quiet.details_fetched, quiet.requests["detail"]) == (0, 0)
-        assert quiet.requests["list"] <= 5
+        assert quiet.requests["list"] <= 4
         world.update(world.pick_random(10))
         world.clock.advance(3)  # files that may still change within the second of their timestamp are read again
         assert (await synced(emulator, lake)).requests["detail"] == 10

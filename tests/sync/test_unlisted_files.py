@@ -58,6 +58,18 @@ async def test_a_later_sync_sees_what_no_window_shows(lake: Path, hide: str) -> 
         check_equal(lake, emulator)
 
 
+async def test_a_list_without_times_hides_nothing(lake: Path) -> None:
+    """Where no list shows update times, a file that is fetched again by its reference is none that windows miss."""
+    async with make_emulator(120, updated_in_list="absent") as emulator:
+        emulator.set_faults(poison=tuple(emulator.world.keys()[:1]))
+        assert (await synced(emulator, lake, max_attempts=1)).rejects == 1
+        emulator.set_faults(poison=())
+        emulator.world.lose_index(emulator.world.create(1))
+        emulator.world.clock.advance(_QUARTER_HOUR)
+        await synced(emulator, lake)
+        check_equal(lake, emulator)
+
+
 async def test_a_quiet_sync_pays_little_for_files_without_times(lake: Path) -> None:
     """Files without update times cost a list call and a detail call each; the whole list is not read again."""
     async with make_emulator(FILES) as emulator:
@@ -65,7 +77,7 @@ async def test_a_quiet_sync_pays_little_for_files_without_times(lake: Path) -> N
         await synced(emulator, lake)
         emulator.world.clock.advance(_QUARTER_HOUR)
         quiet = await synced(emulator, lake)
-        assert (quiet.requests["list"], quiet.requests["detail"]) == (5 + 3, 3)
+        assert (quiet.requests["list"], quiet.requests["detail"]) == (6 + 3, 3)
 
 
 @pytest.mark.parametrize("hide", HIDING)
@@ -88,6 +100,20 @@ async def test_repaired_is_what_is_stored(lake: Path, hide: str) -> None:
         assert not dry.consistent
         found = await verified(emulator, lake)
         assert found.consistent
+        check_equal(lake, emulator)
+
+
+async def test_a_check_compares_what_only_the_list_has(lake: Path) -> None:
+    """Of a file without an update time a check compares list item and detail, not the detail alone."""
+    async with make_emulator(20) as emulator:
+        world = emulator.world
+        world.lose_times([key := world.keys()[2]])
+        await synced(emulator, lake)
+        assert (await verified(emulator, lake, VerifyMode(check_only=True))).consistent
+        world.edit(key, "add-form")
+        dry = await verified(emulator, lake, VerifyMode(check_only=True))
+        assert (dry.consistent, dry.ids["details_differing"]) == (False, [key])
+        assert (await verified(emulator, lake)).consistent
         check_equal(lake, emulator)
 
 
@@ -130,6 +156,17 @@ async def test_the_newest_of_repeated_files_is_stored(
             world.clock.advance(_QUARTER_HOUR)
         await synced(emulator, lake, **settings)
         assert (await verified(emulator, lake, **settings)).consistent
+
+
+async def test_a_file_that_two_pages_repeat_is_proven(lake: Path) -> None:
+    """Counts that have repeated files twice make nothing unproven, also where a page ends between both."""
+    async with make_emulator(120, repeats="same", page_cap=49) as emulator:
+        emulator.world.lose_index(emulator.world.keys()[:1])
+        for _ in range(4):
+            assert (await synced(emulator, lake)).unproven == 0
+            emulator.world.create(1)
+            emulator.world.clock.advance(_QUARTER_HOUR)
+        assert (await verified(emulator, lake)).consistent
 
 
 async def test_an_unstable_file_without_a_reference_is_found_by_its_second(lake: Path) -> None:

@@ -46,7 +46,7 @@ async def test_a_proof_is_cheap_and_a_mass_deletion_stops(lake: Path) -> None:
         proof = await verified(emulator, lake)
         assert proof.consistent
         assert proof.files_in_service == proof.files_in_lake == 120
-        assert (proof.requests["detail"], proof.requests["list"]) == (1, 3)
+        assert (proof.requests["detail"], proof.requests["list"]) == (1, 4)
         assert asked(lake, "SELECT consistent, files_in_service, files_in_lake FROM verification") == [(1, 120, 120)]
         emulator.world.update(emulator.world.pick_random(9))
         proof = await verified(emulator, lake, DRY)  # the lake is not wrong for what is newer than its watermark
