@@ -80,7 +80,9 @@ async def plan_sync(settings: Settings, token: str) -> SyncPlan:
             longest = max(in_service or 0, *(listed for listed, _, _ in samples))
             sampled, seconds, sampled_bytes = await _fetch_sample(client, options, longest)
         files = refetches + sum(to_fetch for _, to_fetch, _ in samples)
-        list_calls = 1 + bool(in_lake) + refetches + sum(_count_list_calls(options, listed) for listed, _, _ in samples)
+        list_calls = 2 + bool(in_lake) + refetches + sum(_count_list_calls(options, listed) for listed, _, _ in samples)
+        if in_service is None and windows == [ALL_TIME]:  # nothing counts the list, so it is read twice without bounds
+            list_calls += 2 - 2 * (-longest // options.query().page_size)
         detail_calls = 0 if options.fetch_details == "never" else files
         seconds_per_file = seconds / sampled if seconds and sampled >= _MIN_FILES else None
         # The catalog that readers have now stays as a snapshot.

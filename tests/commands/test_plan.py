@@ -55,7 +55,7 @@ async def test_the_first_and_the_next_sync_cost_what_was_said(tmp_path: Path) ->
         told = await plan_sync(replace(settings, lookback_seconds=0), emulator.token)
         happened = await synced(emulator, lake, lookback_seconds=0)
     assert (told.files_to_fetch, told.detail_calls) == (0, 0)
-    assert told.list_calls == happened.requests["list"] == 3
+    assert told.list_calls == happened.requests["list"] == 4
 
 
 @pytest.mark.parametrize(

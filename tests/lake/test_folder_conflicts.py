@@ -25,6 +25,7 @@ from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, facts, undeclared_parts
 from tests.lake.operations import told
 from tests.oracle import differences
+from tests.processes import forked
 from tests.soaking import sample
 from tests.sync.sync_harness import opened, synced, verified
 
