@@ -31,13 +31,17 @@ def run_async(work: Coroutine[Any, Any, _Result]) -> _Result:
     """
     survives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as nohup sets it
     handled = [number for number in STOP_SIGNALS if not (survives_terminal and number == signal.SIGHUP)]
-    former = {number: signal.signal(number, record_stop) for number in handled}
-    try:
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
-            result = runner.run(_cancel_on_signal(work, handled))
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+    former: dict[int, Any] = {}
+    # A loop that cannot start leaves both.
+    with contextlib.closing(work), contextlib.closing(_cancel_on_signal(work, handled)) as main:
+        try:
+            for handled_signal in handled:
+                former[handled_signal] = signal.signal(handled_signal, record_stop)
+            with asyncio.Runner(loop_factory=_new_loop) as runner:
+                result = runner.run(main)
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
     if take_stop_request():
         raise KeyboardInterrupt
     return result

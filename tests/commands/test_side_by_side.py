@@ -184,10 +184,12 @@ async def test_nothing_is_lost_beside_a_command_that_waits(name: str, tmp_path: 
                 for command in filter(None, (words[:middle], words[middle + 1 :])):
                     arguments = (part.format(folder=tmp_path, purged=purged[0]) for part in command)
                     code, _, err = await ran(emulator, lake, *arguments)
-                    assert code in _MAY_END, (command, err)
+                    is_read = other == "purge" and code == 7  # its rows are still read: the next sync ends it
+                    assert code in _MAY_END or is_read, (command, err)
                 await waiting.ask()
         code, _, err = await ended(waiting.process)
         assert code in ({0, 130, -signal.SIGTERM} if name in _SERVING else {0}), (others, err)
+        assert (await ran(emulator, lake, "sync"))[0] == 0
         code, out, err = await ran(emulator, lake, "check", "--read-data")
         assert code == 0, out + err
         records = _count_records(lake)

@@ -219,7 +219,7 @@ def test_a_killed_source_is_told(monkeypatch: pytest.MonkeyPatch, main: Scanlake
 async def test_syncs_of_all_sources(tmp_path: Path) -> None:
     """Each source has a heading with its code, the code is the worst, and none gets another one's token.
 
-    After a first sync that failed, status ends with 1 and says why; while later syncs fail, it ends with 1, too.
+    After a first sync that failed there is no lake; while later syncs fail, status ends with 1.
     """
     async with Emulator(40, token="of-the-first") as first, Emulator(20, token="of-the-second") as second:
         tokens = sources(first, second, request_timeout_seconds="3")
@@ -238,9 +238,8 @@ async def test_syncs_of_all_sources(tmp_path: Path) -> None:
         assert "s1: scanlake: SCANLAKE_TOKEN_S1 holds white space." in mixed.err
         for command in ("status --all", "status --source s0"):
             status = await ask(command)
-            assert status.code == (2 if "all" in command else 1)
-            assert f"No lake at {tmp_path}/lake/s0: the last run failed: " in status.err
-            assert "refused the token" in status.err
+            assert status.code == 2
+            assert f"No lake at {tmp_path}/lake/s0. " in status.err
         done = await ask("sync --all --json --log-json")
         assert done.code == 0, done.err
         assert {name: each["details_fetched"] for name, each in done.json["sources"].items()} == {"s0": 40, "s1": 20}

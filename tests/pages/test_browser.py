@@ -27,7 +27,7 @@ _BEYOND: Final = """
   .filter((each) => each.getBoundingClientRect().right > innerWidth + 1 || each.getBoundingClientRect().left < -1)
   .map((each) => each.tagName + ": " + each.textContent.slice(0, 40))
 """
-_COUNTED: Final = "SELECT month, images, with_damage, damage_ratio FROM damage_by_month"
+_COUNTED: Final = "SELECT month, photos, with_damage, damage_ratio FROM damage_by_month"
 _NAMED: Final = "SELECT repeat(upload_type, 40) AS name, count(*) AS uploads FROM uploads GROUP BY ALL"
 _PLOTS: Final = """
 (() => {

@@ -70,7 +70,7 @@ def test_charts_show_what_the_catalog_has(populated_lake: PopulatedLake, figures
     ((files, uploads, open_runs, photos, damaged),) = asked(
         folder,
         "SELECT (SELECT count(*) FROM files), (SELECT count(*) FROM uploads),"
-        " (SELECT count(*) FROM open_workflow_runs), sum(images), sum(with_damage) FROM damage_by_month",
+        " (SELECT count(*) FROM open_workflow_runs), sum(photos), sum(with_damage) FROM damage_by_month",
     )
     assert (sum_of("growth", "Files"), sum_of("growth", "Uploads")) == (files, uploads)
     assert (sum_of("workflows", "Runs"), sum_of("damage", "Photos"), sum_of("damage", "With damage")) == (
