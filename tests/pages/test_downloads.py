@@ -7,6 +7,7 @@ import io
 import json
 import os
 import time
+from contextlib import suppress
 from http.client import HTTPConnection, IncompleteRead
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import pytest
 
 from pipeline.pages.browse import ROWS_PER_PAGE
 from tests.pages.page_lakes import ParsedPage, asked
+from tests.processes import children_of
 from tests.rows import every
 
 if TYPE_CHECKING:
@@ -26,10 +28,9 @@ if TYPE_CHECKING:
 def child_processes() -> set[str]:
     """The command lines of running downloads that this process has started."""
     found = set()
-    for task in Path("/proc/self/task").iterdir():
-        for child in (task / "children").read_text().split():
-            line = Path("/proc", child, "cmdline")
-            found |= {child} if line.exists() and b"--format" in line.read_bytes() else set()
+    for child in children_of(os.getpid()):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+            found |= {str(child)} if b"--format" in Path(f"/proc/{child}/cmdline").read_bytes() else set()
     return found
 
 
