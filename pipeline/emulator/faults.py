@@ -7,6 +7,7 @@ request that *was* carried out: the report is ordered, but the client does not l
 
 import asyncio
 import gzip
+import math
 import random
 import time
 import zlib
@@ -75,6 +76,8 @@ class FaultInjector:
         self._rng = random.Random(f"faults:{seed}")
         self._token = token
         self._tokens = 0.0
+        self._window_ends, self._window_used = 0.0, 0
+        self._busy = 0
         self._filled = time.monotonic()
         self._bomb: bytes | None = None
         self.injected: Counter[str] = Counter()
@@ -114,6 +117,23 @@ class FaultInjector:
 
         `unbroken` carries the request out and sends the response, `respond` only carries it out, `send` only sends.
         """
+        if self.faults.max_in_flight and self._busy >= self.faults.max_in_flight:
+            self.injected[self.faults.limit_status] += 1
+            return send(self._build_status_response(int(self.faults.limit_status)))
+        self._busy += 1
+        try:
+            return await self._handle(path, unbroken, respond, send, date)
+        finally:
+            self._busy -= 1
+
+    async def _handle(
+        self,
+        path: str,
+        unbroken: Callable[[], Awaitable[web.StreamResponse]],
+        respond: Callable[[], Awaitable[Response]],
+        send: Callable[[Response], web.StreamResponse],
+        date: str | None,
+    ) -> web.StreamResponse:
         kind = None if self.quiet else self.pick_fault(path)
         if self.faults.latency_ms:
             await asyncio.sleep(self.faults.latency_ms / 1000)
@@ -146,8 +166,8 @@ class FaultInjector:
                 return entry.kind
         if faults.outage:
             return "503"
-        if faults.rate_limit and not self._take_token():
-            return "429"
+        if (faults.rate_limit and not self._take_token()) or (faults.window_calls and not self._take_of_window()):
+            return faults.limit_status
         if faults.poison and path.startswith("/api/v2/files/") and path[14:] in {str(key) for key in faults.poison}:
             return "500"
         return self._pick_random_kind() if path.startswith(faults.paths) else None
@@ -216,14 +236,25 @@ class FaultInjector:
         self._tokens -= 1
         return True
 
+    def _take_of_window(self) -> bool:
+        now = time.monotonic()
+        if now >= self._window_ends:
+            missed = (now - self._window_ends) // self.faults.window_seconds if self._window_ends else math.inf
+            start = now if missed == math.inf else self._window_ends + missed * self.faults.window_seconds
+            self._window_ends, self._window_used = start + self.faults.window_seconds, 0
+        self._window_used += 1
+        return self._window_used <= self.faults.window_calls
+
     def _build_status_response(self, status: int) -> Response:
-        headers = self._build_retry_after() if status in _RETRY_AFTER_STATUSES else {}
+        headers = {**self._build_retry_after(), **self._state_window()} if status in _RETRY_AFTER_STATUSES else {}
         if self._rng.random() < 0.5:
             return replace(to_html_response(f"Error {status}", status), headers=headers)
         return to_json_response({"status": "error", "reason": f"Error {status}"}, status, headers)
 
     def _build_retry_after(self) -> Mapping[str, str]:
         seconds = self.faults.retry_after_seconds
+        if self.faults.window_calls:
+            seconds = max(1, math.ceil(self._window_ends - time.monotonic()))
         texts = {
             "seconds": str(seconds),
             "http-date": formatdate(time.time() + seconds, usegmt=True),
@@ -234,6 +265,15 @@ class FaultInjector:
         }
         text = texts.get(self.faults.retry_after)
         return {} if text is None else {"Retry-After": text}
+
+    def _state_window(self) -> Mapping[str, str]:
+        left = max(0, self.faults.window_calls - self._window_used)
+        seconds = max(0, math.ceil(self._window_ends - time.monotonic()))
+        if self.faults.limit_headers == "ratelimit":
+            return {"RateLimit": f'"default";r={left};t={seconds}'}
+        if self.faults.limit_headers == "x-ratelimit":
+            return {"X-RateLimit-Remaining": str(left), "X-RateLimit-Reset": str(seconds)}
+        return {}
 
     def _build_bomb(self) -> bytes:
         """Return gzip of a JSON string of 1 GB, compressed once and in pieces to limit memory."""

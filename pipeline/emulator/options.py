@@ -127,6 +127,11 @@ class Faults:
     latency_ms: float = _option(0.0, "delay of each response in milliseconds")
     rate_limit: float = _option(0.0, "accepted requests per second, then 429; 0: no limit")
     rate_burst: float = _option(0.0, "burst size of the rate limit; 0: the requests of one second")
+    window_calls: int = _option(0, "accepted requests in each window of window_seconds, then 429; 0: no window")
+    window_seconds: float = _option(60.0, "length of a window; the first one begins with the first request")
+    max_in_flight: int = _option(0, "requests answered at a time, more are refused by 429 at once; 0: no limit")
+    limit_status: Literal["429", "503"] = _option("429", "status of what a limit refuses")
+    limit_headers: Literal["none", "x-ratelimit", "ratelimit"] = _option("none", "form in which a window is stated")
     retry_after: Literal["seconds", "http-date", "absent", "garbage", "huge", "negative", "past-date"] = _option(
         "seconds", "form of Retry-After with 429 and 503"
     )

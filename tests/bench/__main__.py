@@ -24,6 +24,7 @@ CASES: Final[dict[str, Callable[[Path, int], dict[str, float]]]] = {
     "changes": syncing.changes,
     "kills": lambda folder, files: syncing.kills(folder, files * 2 // 5),
     "latency": syncing.latency,
+    "limits": syncing.limits,
     "memory": syncing.memory,
     "reports": lambda folder, files: syncing.reports(folder, files // 4),
     "images": images.measure,

@@ -135,3 +135,38 @@ def reports(folder: Path, files: int) -> dict[str, float]:
         out = folder / "audit"
         done = scanlake(emulated, folder / "audited", "report", "--where", "true", "--out", str(out))
     return {"report, files/s": files / done.seconds, "report, s": done.seconds, "report, MB": done.mb}
+
+
+_LIMITS: Final[dict[str, tuple[int, float, tuple[str, ...]]]] = {
+    "1 % shed": (3_000, 0.0, ("429=0.01", "retry_after=absent")),
+    "5 % shed": (3_000, 0.0, ("429=0.05", "retry_after=absent")),
+    "8 in flight, 50 ms": (1_500, 160.0, ("max_in_flight=8", "latency_ms=50", "retry_after=absent")),
+    "30 in flight, 100 ms": (3_000, 300.0, ("max_in_flight=30", "latency_ms=100", "retry_after=absent")),
+    "50/s, burst 20": (1_000, 50.0, ("rate_limit=50", "rate_burst=20", "retry_after=absent")),
+    "50/s, burst 20, Retry-After": (1_000, 50.0, ("rate_limit=50", "rate_burst=20")),
+    "600 in 10 s, Retry-After": (1_500, 60.0, ("window_calls=600", "window_seconds=10")),
+    "2 % stall": (450, 0.0, ("stall=0.02",)),
+}
+"""Files, the requests per second that the limit allows (0: none, seconds beside the free run), and the faults."""
+
+
+def limits(folder: Path, files: int) -> dict[str, float]:
+    """First syncs against each model of a limit: the share of the allowed rate, or seconds beside the free run."""
+    found: dict[str, float] = {}
+    for name, (wanted, allowed, faults) in _LIMITS.items():
+        few = min(wanted, files)
+        options = [part for fault in faults for part in ("--fault", fault)]
+        with service(few, "--prerender") as emulated:
+            free = 0.0 if allowed else scanlake(emulated, folder / f"free {name}", "sync").seconds
+        with service(few, "--prerender", *options) as emulated:
+            ran = scanlake(emulated, folder / name, "sync")
+            state = emulated.state()
+        assert ran.said["rejects"] == 0
+        refused = sum(state["statuses"].get(status, 0) for status in ("429", "503"))
+        calls = state["requests"] - refused
+        if allowed:
+            found[f"{name}, share of the allowed rate"] = calls / ran.said["seconds"] / allowed
+        else:
+            found[f"{name}, s / free run"] = ran.seconds / free
+        found[f"{name}, calls refused"] = refused
+    return found

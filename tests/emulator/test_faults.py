@@ -104,6 +104,20 @@ async def test_a_rate_limit_lets_its_number_through_and_recovers() -> None:
         assert {(await ask.files()).status for _ in range(12)} == {200}
 
 
+async def test_a_window_and_calls_in_flight_are_limits() -> None:
+    """Beyond a window's calls everything is refused until it ends, as stated; so is what is too much at a time."""
+    faults = Faults(window_calls=3, window_seconds=10.0, limit_headers="x-ratelimit")
+    async with asking(5, faults=faults) as ask:
+        replies = [await ask.files() for _ in range(5)]
+        assert [reply.status for reply in replies] == [200] * 3 + [429] * 2
+        assert [replies[4].headers[name] for name in ("Retry-After", "X-RateLimit-Remaining")] == ["10", "0"]
+        await asyncio.sleep(10.0)
+        assert (await ask.files()).status == 200
+        ask.emulator.set_faults(window_calls=0, max_in_flight=4, latency_ms=50, limit_status="503")
+        answers = await asyncio.gather(*(ask.files() for _ in range(10)))
+        assert sorted(reply.status for reply in answers) == [200] * 4 + [503] * 6
+
+
 async def test_poison_outage_revoked_tokens_and_redirects() -> None:
     """A poisoned id always fails alone, an outage fails everything, a revoked token is refused.
 
