@@ -122,34 +122,24 @@ class FaultInjector:
             return send(self._build_status_response(int(self.faults.limit_status)))
         self._busy += 1
         try:
-            return await self._handle(path, unbroken, respond, send, date)
+            kind = None if self.quiet else self.pick_fault(path)
+            if self.faults.latency_ms:
+                await asyncio.sleep(self.faults.latency_ms / 1000)
+            if kind is None:
+                return await unbroken()
+            self.injected[kind] += 1
+            if kind == "refuse":
+                return RawResponse(b"", ending="abort")
+            replacement = self.replace_response(kind)
+            if replacement is not None:
+                return send(replacement)
+            response = await respond()
+            if kind == "stall":
+                await self.closing.wait()
+                return RawResponse(b"", ending="abort")
+            return self.corrupt_response(kind, response, date)
         finally:
             self._busy -= 1
-
-    async def _handle(
-        self,
-        path: str,
-        unbroken: Callable[[], Awaitable[web.StreamResponse]],
-        respond: Callable[[], Awaitable[Response]],
-        send: Callable[[Response], web.StreamResponse],
-        date: str | None,
-    ) -> web.StreamResponse:
-        kind = None if self.quiet else self.pick_fault(path)
-        if self.faults.latency_ms:
-            await asyncio.sleep(self.faults.latency_ms / 1000)
-        if kind is None:
-            return await unbroken()
-        self.injected[kind] += 1
-        if kind == "refuse":
-            return RawResponse(b"", ending="abort")
-        replacement = self.replace_response(kind)
-        if replacement is not None:
-            return send(replacement)
-        response = await respond()
-        if kind == "stall":
-            await self.closing.wait()
-            return RawResponse(b"", ending="abort")
-        return self.corrupt_response(kind, response, date)
 
     def pick_fault(self, path: str) -> str | None:
         """Return the kind of fault for this request, or None."""
