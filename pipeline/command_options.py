@@ -106,7 +106,7 @@ class GlobalOptions(Struct, frozen=True):
 
     config: Annotated[
         Path | None,
-        _option("--config", help="Settings file. Default: SCANLAKE_CONFIG, or ./scanlake.toml."),
+        _option("--config", help="Settings file. Default: SCANLAKE_CONFIG, or scanlake.toml here or above."),
     ] = None
     source: Annotated[
         str | None, _option("--source", metavar="NAME", help="Source in the settings file. Default: SCANLAKE_SOURCE.")

@@ -14,6 +14,7 @@ import pwd
 import re
 import stat
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -113,7 +114,7 @@ class SettingsLayers(Struct, frozen=True):
 def load(config: Path | None, overrides: Mapping[str, Any], *, source: str | None = None) -> Settings:
     """Load the settings from the file, the environment and the flags in `overrides` (None: not given).
 
-    The file is `config`, or else SCANLAKE_CONFIG; it must exist. Without both it is ./scanlake.toml, if there is one.
+    The file is `config`, or else SCANLAKE_CONFIG; it must exist. Without both it is the one of `find_file`, if any.
     Relative paths in the file start at the file's folder, and so does the default lake. Raises `SettingsError` that
     names every problem.
     """
@@ -233,6 +234,18 @@ def named_file(config: Path | None) -> Path | None:
     return to_path("SCANLAKE_CONFIG", text) if config is None and text else config
 
 
+def find_file() -> Path:
+    """Return the nearest scanlake.toml, in the current folder or above it, as git finds a repository.
+
+    Without one it is the file that the current folder can get.
+    """
+    own = Path(CONFIG_NAME)
+    with suppress(FileNotFoundError):  # the current folder may have been deleted
+        files = (own, *(folder / CONFIG_NAME for folder in Path.cwd().parents))
+        return next(filter(os.path.isfile, files), own)
+    return own
+
+
 def to_path(origin: str, value: Any) -> Path:
     """Return a path of the environment or of a file. Raises `SettingsError` that names its origin."""
     try:
@@ -267,7 +280,7 @@ def _find_name(find: Callable[[int], Any], number: int) -> str:
 def _read_file(config: Path | None) -> tuple[Path | None, dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the settings file, the settings above its tables, and the tables of the sources; nothing without one."""
     named = named_file(config)
-    path = named or Path(CONFIG_NAME)
+    path = named or find_file()
     if not path.is_file():
         if named is None:
             return None, {}, {}

@@ -343,8 +343,8 @@ def require_base_url(settings: Settings) -> str:
     """Return the base URL without a trailing slash. Raises `SettingsError` if there is none."""
     if settings.base_url is None:
         raise SettingsError(
-            "base_url is required.",
-            hint="Start with `scanlake init`, or set base_url in scanlake.toml or SCANLAKE_BASE_URL.",
+            f"base_url is required, and is not set in {Path.cwd()}.",
+            hint="Go to the folder of your scanlake.toml or below it, or start with `scanlake init`.",
         )
     return settings.base_url
 
@@ -381,7 +381,8 @@ def validate_token(token: str, source: str) -> str:
 
 _WIDTH: Final = 110
 _HEAD: Final = """\
-Settings of scanlake. scanlake reads ./scanlake.toml, or the file that --config or SCANLAKE_CONFIG names.
+Settings of scanlake. It reads the scanlake.toml of the current folder, or of the nearest folder above it, or the file \
+that --config or SCANLAKE_CONFIG names.
 
 All settings with their defaults, commented out. Each can also be set as an environment variable SCANLAKE_<NAME> \
 (SCANLAKE_MAX_CONCURRENCY=16), or for one command by --set NAME=VALUE (--set max_concurrency=16). Options \

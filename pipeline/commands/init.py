@@ -14,7 +14,7 @@ from msgspec import Struct
 from pipeline import logs
 from pipeline.atomic_files import write_file
 from pipeline.client.probe import ServiceProbe, probe_service
-from pipeline.config import CONFIG_NAME, SettingsLayers, load_environment, named_file, to_path
+from pipeline.config import CONFIG_NAME, SettingsLayers, find_file, load_environment, named_file, to_path
 from pipeline.context import CommandContext
 from pipeline.errors import (
     AuthenticationError,
@@ -44,6 +44,7 @@ class InitResult(Struct, frozen=True):
     """Result of `init`. `token` is the file that has it, or "environment"; `next` are the next commands."""
 
     written: list[Path]
+    lake: Path
     token: str
     tested: bool
     files_in_service: int | None
@@ -64,9 +65,10 @@ def run(
     """Create the settings file; prompt for base URL and token.
 
     Takes the address as a browser shows it. Lists one file with both, and writes nothing if the service cannot be
-    reached or refuses the token. Then writes ./scanlake.toml (or --config), which explains every setting, and the token
-    to a file beside it that only its owner can read. Does not write the token if token_file names an existing file or
-    SCANLAKE_TOKEN is set. Without a terminal, base URL and token must be given by --set or variables.
+    reached or refuses the token. Then writes scanlake.toml into the current folder (or --config), which explains every
+    setting and is for the folders below it, too, and the token to a file beside it that only its owner can read. Does
+    not write the token if token_file names an existing file or SCANLAKE_TOKEN is set. Without a terminal, base URL and
+    token must be given by --set or variables.
     """
     if context.source is not None:
         raise SettingsError("init makes the file of one service.", hint="Write a table [sources.NAME] into the file.")
@@ -75,7 +77,11 @@ def run(
             f"--set {name}: init writes only base_url and token_file.",
             hint="Use --lake for the lake's folder, and write other settings into the file.",
         )
-    config = named_file(context.config) or Path(CONFIG_NAME)
+    named = named_file(context.config)
+    config = named or Path(CONFIG_NAME)
+    if named is None and (existing := find_file()) != config:
+        hint = "Use it: it is for the folders below it, too. For a second lake add --config scanlake.toml."
+        raise SettingsError(f"{existing} exists already.", hint=hint)
     base_url = _find_given(context, "base_url")
     base_url = None if base_url is None else validate_address(base_url)
     token, token_file, is_new = _find_token(context, config)
@@ -88,7 +94,8 @@ def run(
     base_url = base_url or _prompt("Address of the service", "base_url", validate_address)
     token = token or _prompt("Token (not shown)", "token_file", validate_pasted_token, hide_input=True)
     probe = _test(base_url, token) if is_tested else None
-    values = {"base_url": base_url, "lake": _relative_to(config, context.lake or config.parent / "lake")}
+    lake = context.lake or config.parent / "lake"
+    values = {"base_url": base_url, "lake": _relative_to(config, lake)}
     if token_file is not None:
         values["token_file"] = _relative_to(config, token_file)
     written = [config]
@@ -99,6 +106,7 @@ def run(
     option = "" if config == Path(CONFIG_NAME) else f" --config {encode_path(config)}"
     result = InitResult(
         written=written,
+        lake=lake.absolute(),
         token="environment" if token_file is None else str(token_file),
         tested=probe is not None,
         files_in_service=None if probe is None else probe.files,
@@ -198,6 +206,7 @@ def _format_result(result: InitResult, token_file: Path | None) -> str:
     total = "" if result.files_in_service is None else f"; it has {pluralize(result.files_in_service, 'file')}"
     lines = [f"the service has accepted the token{total}"] if result.tested else []
     lines += [f"written: {path}{' (only you can read it)' if path == token_file else ''}" for path in result.written]
+    lines.append(f"the first sync makes the lake {result.lake}")
     if token_file is None:
         lines.append(f"the token is not written: set {TOKEN_VARIABLE} for every run")
     return "".join(f"{line}\n" for line in [*lines, "next:", *(f"  {command}" for command in result.next)])

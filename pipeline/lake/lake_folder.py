@@ -150,5 +150,6 @@ def missing_lake_error(root: Path, settings: Settings) -> SettingsError:
     Raises `StorageError` if it is not mounted.
     """
     require_mounted(root)
-    step = "Start with `scanlake init`" if settings.base_url is None else "Run `scanlake sync` first"
+    start = "Go to the folder of your scanlake.toml or below it, start with `scanlake init`"
+    step = start if settings.base_url is None else "Run `scanlake sync` first"
     return SettingsError(f"No lake at {root}.", hint=f"{step}, or correct --lake.")

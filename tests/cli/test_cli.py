@@ -87,7 +87,7 @@ def test_flags_may_stand_before_and_after_the_command(main: Scanlake, lake: Path
 def test_no_lake_says_what_to_do(main: Scanlake, tmp_path: Path) -> None:
     """Without a service one line names init, with one it names sync; --json and --log-json print it as one object."""
     answer = main("status", "--json")
-    start = "Start with `scanlake init`, or correct --lake."
+    start = "Go to the folder of your scanlake.toml or below it, start with `scanlake init`, or correct --lake."
     assert answer.lines == [f"scanlake: No lake at {tmp_path / 'lake'}. {start}"]
     failure = {"error": f"No lake at {tmp_path / 'lake'}.", "hint": start, "exit_code": 2}
     assert answer.json == failure | {"ok": False, "error_type": "SettingsError"}

@@ -50,3 +50,59 @@ async def test_the_lake_is_beside_the_settings_file(tmp_path: Path) -> None:
     assert counted.out.split() == ['"n"', "5"]
     assert (names(home), names(elsewhere)) == (["lake", "scanlake.toml"], [])
     assert shown.json["settings"]["lake"]["value"] == str(home / "lake" / "north")
+
+
+async def test_a_folder_below_the_settings_file_has_the_same_lake(tmp_path: Path) -> None:
+    """Below the folder of scanlake.toml every command has its lake, and none makes a second one.
+
+    The nearest file counts, wherever it is found its paths start at its folder, and `init` names the file.
+    """
+    home, below = tmp_path / "home", tmp_path / "home" / "a" / "b"
+    below.mkdir(parents=True)
+    async with Emulator(files=5) as emulator:
+        text = f'base_url = "{emulator.base_url}"\ntoken_file = "token"\nlog_file = "run.log"\n'
+        (home / "scanlake.toml").write_text(text)
+        (home / "token").write_text(emulator.token)
+        (home / "token").chmod(0o600)
+        first = await called(below, "sync", "--json")
+        again = await called(home, "sync", "--json")
+        refused = await called(below, "init", "--set", f"base_url={emulator.base_url}")
+        forced = await called(below, "init", "--set", f"base_url={emulator.base_url}", "--force")
+        shown = await called(below, "status")
+        checked = await called(below, "check")
+        assert (names(below), names(home)) == ([], ["a", "lake", "run.log", "scanlake.toml", "token"])
+        named = await called(below, "init", "--no-test", "--config", "scanlake.toml", **variables(emulator))
+        nearest = await called(below, "settings", "--json")
+    assert (first.code, first.json["files_stored"]) == (0, 5), first.err
+    assert (again.code, again.json["files_stored"]) == (0, 0)
+    assert refused.code == forced.code == 2
+    assert f"{home / 'scanlake.toml'} exists already. Use it" in refused.err
+    assert str(home / "lake") in shown.out
+    assert f"file: {home / 'scanlake.toml'}" in checked.out
+    assert named.code == 0, named.err
+    assert f"the lake {below / 'lake'}" in named.out
+    assert nearest.json["settings"]["lake"]["value"] == "lake"
+
+
+async def test_a_folder_beside_the_settings_file_is_named(tmp_path: Path) -> None:
+    """Where no scanlake.toml is found the message names the folder, and says to go to the file before `init`."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "home" / "scanlake.toml").write_text('base_url = "https://service.example"\n')
+    for command in (("sync",), ("plan",), ("query", "FROM files"), ("status",)):
+        answer = await called(tmp_path / "beside", *command, SCANLAKE_TOKEN="some-token-of-a-service")
+        assert answer.code == 2
+        assert str(tmp_path / "beside") in answer.err, command
+        assert "Go to the folder of your scanlake.toml or below it" in answer.err, command
+    assert names(tmp_path / "beside") == []
+
+
+async def test_a_settings_file_above_must_be_this_users(tmp_path: Path) -> None:
+    """One that is found above the current folder and that others can write is refused, and never passed over."""
+    (tmp_path / "below").mkdir()
+    (tmp_path / "scanlake.toml").write_text('base_url = "https://service.example"\n')
+    (tmp_path / "scanlake.toml").chmod(0o666)
+    answer = await called(tmp_path / "below", "status")
+    assert answer.code == 2
+    assert f"{tmp_path / 'scanlake.toml'} of " in answer.err
+    assert "can be changed by other users" in answer.err
