@@ -63,8 +63,8 @@ def _suggest_next_step(summary: SyncSummary, delta: RunDelta, lake: LakeStats, *
     if summary.state == "stopped":
         left = "" if summary.files_left is None else f", about {pluralize(summary.files_left, 'file')} left"
         return f"stopped at max_duration_seconds{left}: the next sync continues"
-    if summary.watermark is None and is_partial:
-        return "run `scanlake sync` without --since and --until to fetch all files"
+    if is_partial:
+        return "not complete: `scanlake sync` without --limit, --since and --until fetches the other files"
     if summary.watermark is None:
         return "run `scanlake sync` again: part of the list was not consistent"
     if summary.rejects:

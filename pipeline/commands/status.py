@@ -118,6 +118,7 @@ class LakeStatus(Struct, frozen=True):
     """The state of a lake. A copy of the catalog alone has no `base_url`; what the ledger knows is null.
 
     The service's list counts `unproven_files` that no page shows. Each sync fetches `unstable_files` again.
+    `has_gaps`: files that were updated after the watermark are in the lake, and not all of them.
     `problem` is why the next run cannot write, or why the state of the runs is unknown.
     """
 
@@ -137,6 +138,7 @@ class LakeStatus(Struct, frozen=True):
     interrupted: str | None = None
     unproven_files: int = 0
     unstable_files: int = 0
+    has_gaps: bool = False
     was_verified: bool = False
     is_consistent: bool | None = None
     runs: Sequence[RunStatus] = ()
@@ -156,8 +158,7 @@ def run(
     """Show how current and how complete the lake is.
 
     It makes no calls to the service and does not disturb runs. Beside a catalog without a lake, such as a copy, it
-    shows what the catalog knows. The exit code is 1 while syncs, publishes or images fail, 7 if the disk is full,
-    9 if the ledger is damaged.
+    shows what the catalog knows.
     """
     settings = context.settings()
     state, problem = _load_state(settings.lake, runs)
@@ -245,6 +246,7 @@ def _update(status: LakeStatus, state: LiveState, runs: int) -> LakeStatus:
         interrupted=interrupted,
         unproven_files=properties.unproven_files,
         unstable_files=state.unstable_files,
+        has_gaps=properties.watermark is not None and state.has_gaps,
         was_verified=freshness.last_verify_at is not None or state.was_verified,
         runs=[_describe_run(run) for run in state.runs[:runs]],
     )
@@ -303,10 +305,14 @@ def _summary_lines(status: LakeStatus) -> list[str]:
     if status.publish is not None:
         lines.append(str(status.publish))
     if fresh.watermark is None or fresh.age_seconds is None:
-        lines.append("No watermark yet: the sync that lists all files has not finished.")
+        lines.append("Not complete, no watermark yet: the sync that lists all files has not finished.")
     else:
         age = format_age(fresh.age_seconds)
         lines.append(f"Everything updated before {format_instant(fresh.watermark)} is in the lake ({age}).")
+    if status.has_gaps:
+        lines.append(
+            "Not complete: of what was updated since, a part is in the lake; `scanlake sync` fetches the rest."
+        )
     if status.unproven_files:
         files = pluralize(status.unproven_files, "file")
         lines.append(f"The service's list counts {files} that none of its pages shows; the watermark waits.")

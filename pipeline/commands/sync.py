@@ -65,6 +65,11 @@ def run(
         ),
         Excludes("--since", "--until"),
     ] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, max=100_000, help="Fetch only the N newest files, as a trial."),
+        Excludes("--since", "--until", "--full"),
+    ] = None,
     accept_new_base_url: Annotated[
         bool, typer.Option("--accept-new-base-url", help="Continue this lake after the service's base URL changed.")
     ] = False,
@@ -74,13 +79,13 @@ def run(
     The first run fetches everything, later runs fetch only changes. An interrupted run is continued by the next run.
     Every 7 days (verify_every_days) a sync also verifies the lake.
 
+    --limit fetches the newest files, with all that have the update time of the last one, in a service of any size. The
+    lake is not complete then: a sync without it fetches the rest, and none of the files again.
+
     A sync that max_duration_seconds stops ends with exit code 0 and prints what is left. The verify is stopped in the
     same way, and the next sync does it again.
-
-    Exit codes: 0 done, 4 done with rejects, 1 the service failed (no data is lost, run again), 3 token refused,
-    5 another run holds the lake. With --all: the most severe code of all sources.
     """
-    time_range = TimeRange(*parse_range(since, until), full)
+    time_range = TimeRange(*parse_range(since, until), full, limit)
     settings = context.settings()
     require_base_url(settings)
     report_killed_sync(settings, context.source or "")
@@ -95,7 +100,9 @@ def run(
         if prints_summary:
             is_partial = time_range.is_explicit and not time_range.full
             sys.stdout.write(format_sync_summary(summary, delta, stats, is_partial=is_partial))
-        verification = run_async(verify_if_due(lake, settings, token, summary, progress))
+        verification = None
+        if limit is None:  # a verify fetches all that the lake lacks
+            verification = run_async(verify_if_due(lake, settings, token, summary, progress))
         stats = stats if verification is None else LakeStats.read_from(lake)
         compact_if_due(lake, settings)
     remember_mount(settings.lake)

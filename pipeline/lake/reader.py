@@ -485,6 +485,7 @@ class LiveState(Struct, frozen=True):
     """State of a lake. `runs` are the latest, newest first; one without a process is interrupted.
 
     `progress` is that of the newest run while it is going on. `files` are committed, published or not.
+    `has_gaps`: the update times that were read completely are not one span.
     """
 
     properties: LakeProperties
@@ -495,6 +496,7 @@ class LiveState(Struct, frozen=True):
     has_snapshots: bool
     is_catalog_changed: bool
     unstable_files: int
+    has_gaps: bool
 
     @property
     def running(self) -> RunRecord | None:
@@ -524,7 +526,7 @@ def load_live_state(lake: Path, *, runs: int) -> LiveState | None:
     with open_ledger_readonly(layout) as ledger:
         records = ledger.recent_runs(max(runs, _MIN_RUNS))
         properties, files = ledger.properties, ledger.count_files()
-        unstable = ledger.count_unstable_files()
+        unstable, has_gaps = ledger.count_unstable_files(), len(ledger.coverage()) > 1
         was_verified, has_snapshots = ledger.last_verification() is not None, ledger.last_snapshot() is not None
     # A publish takes its record away before it replaces the file, and can have done so in between.
     is_recorded = properties.catalog is None or list(properties.catalog["file"])[1:] == file
@@ -533,7 +535,8 @@ def load_live_state(lake: Path, *, runs: int) -> LiveState | None:
     progress, newest = properties.run_progress, next(iter(newest_runs), None)
     if newest is None or newest.state != "running" or progress is None or progress["run_id"] != newest.run_id:
         progress = None
-    return LiveState(properties, newest_runs, progress, files, was_verified, has_snapshots, is_changed, unstable)
+    counts = (files, was_verified, has_snapshots, is_changed, unstable, has_gaps)
+    return LiveState(properties, newest_runs, progress, *counts)
 
 
 def _measure_catalog(layout: LakeLayout) -> list[int] | None:

@@ -12,7 +12,9 @@ import structlog
 from msgspec.structs import asdict, replace
 
 from pipeline.client.client import create_client
+from pipeline.crawl.listing import WindowReader
 from pipeline.crawl.models import CrawlOptions, RefetchRequest, parse_reference
+from pipeline.crawl.newest import find_newest
 from pipeline.crawl.whole_list import TIMED
 from pipeline.errors import (
     LakeCorruptedError,
@@ -217,6 +219,12 @@ class RunSession:
         return min(target, target_by_clock(self.client.clock, self.settings, at=self._target_fixed_at))
 
     # Fetching
+
+    async def find_newest(self, files: int) -> Window:
+        """Return the window of that many newest files."""
+        now = self.client.clock.now_or_local() // SECOND
+        options = crawl_options(self.settings, "file_id")  # which file it is does not matter here
+        return await find_newest(WindowReader(self.client, options, lambda: now), files, now=now)
 
     async def crawl_and_commit(
         self,

@@ -26,16 +26,20 @@ if TYPE_CHECKING:
 
 
 class TimeRange(Struct, frozen=True):
-    """Update times that a sync reads, in seconds. Without bounds: what the lake does not cover yet."""
+    """Update times that a sync reads, in seconds. Without bounds: what the lake does not cover yet.
+
+    `newest`: those of so many newest files.
+    """
 
     since: int | None = None
     until: int | None = None
     full: bool = False
+    newest: int | None = None
 
     @property
     def is_explicit(self) -> bool:
         """Whether the user chose the range."""
-        return self.full or self.since is not None or self.until is not None
+        return self.full or any(bound is not None for bound in (self.since, self.until, self.newest))
 
 
 class SyncSummary(Struct, frozen=True):
@@ -82,6 +86,8 @@ async def sync(
         await run.check_list_has_not_shrunk()
         await run.check_same_account()
         await run.bind_lake()
+        if time_range.newest is not None:
+            time_range = TimeRange(since=(await run.find_newest(time_range.newest)).start)
         if time_range.is_explicit:
             run.crawls.files_before = None  # of such a part the number of files is unknown
         windows = await run.ledger_thread.call(_choose_windows, run, time_range)

@@ -70,7 +70,7 @@ def test_a_lost_ledger_comes_back_as_it_was(history: History, tmp_path: Path) ->
     assert snapshots[-1][0] == numbers[-1] + 1
     assert int(asked(lake, NEXT_SEQ)[0][0]) >= int(seq)
     assert differing_rows(history.old.lake, lake) == []
-    assert "No watermark yet: the sync that lists all files has not finished." in told(lake, "status")
+    assert "Not complete, no watermark yet: the sync that lists all files has not finished." in told(lake, "status")
     assert "cannot be restored" not in told(lake, "rollback", str(numbers[-1]), "--yes")
 
 
@@ -80,7 +80,7 @@ def test_a_watermark_that_the_ledger_has_not_is_promised_by_nothing(history: His
     assert "Everything updated before" in told(lake, "status")
     with tampered(lake) as ledger:
         ledger.execute("DELETE FROM lake_property WHERE name = 'watermark'")
-    assert "No watermark yet" in told(lake, "status")
+    assert "no watermark yet" in told(lake, "status")
 
 
 def test_a_definition_without_documents_stays(history: History, tmp_path: Path) -> None:
