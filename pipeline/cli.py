@@ -5,6 +5,7 @@ docstring is its line in the help. Both are read as text, and a module is import
 that `scanlake --help` is fast. A positional parameter of `run` receives the `CommandContext`. A module with
 `TAKES_ALL_SOURCES` also has `--all`: a process for each source (see `pipeline.sources`). The end of one with
 `IS_MONITORED` is reported (see `pipeline.monitored_run`). `RESULT` is the struct that the command prints with `--json`.
+`EXAMPLES` are two lines of its help.
 """
 
 # Annotations are evaluated here: typer reads them. Hence no `from __future__ import annotations`.
@@ -36,7 +37,6 @@ from typer.models import TyperPath
 
 from pipeline.command_options import ALL_SOURCES_PARAMETER, GlobalOptions, Location, check_option_rules
 from pipeline.errors import (
-    EXIT_CODE_MEANINGS,
     BugError,
     ExitCode,
     RunInterrupted,
@@ -85,6 +85,28 @@ def _find_commands() -> dict[str, Command]:
 COMMANDS: Final = _find_commands()
 
 _IRREVERSIBLE: Final = frozenset({"purge", "share"})  # never suggested
+_OTHER_WORDS: Final = {
+    **dict.fromkeys(("pull", "fetch", "run", "start", "update", "refresh", "crawl", "import", "load", "get"), "sync"),
+    **dict.fromkeys(("login", "auth", "setup", "configure", "new", "create", "connect"), "init"),
+    **dict.fromkeys(("config", "set", "env"), "settings"),
+    **dict.fromkeys(("list", "ls", "schema", "describe", "show", "columns"), "tables"),
+    **dict.fromkeys(("sql", "select", "shell", "duckdb"), "query"),
+    **dict.fromkeys(("ui", "web", "open", "browse", "dashboard", "server"), "serve"),
+    **dict.fromkeys(("info", "state", "stats", "ps", "watch", "log", "logs", "history"), "status"),
+    **dict.fromkeys(("diff", "compare"), "changes"),
+    **dict.fromkeys(("search", "find", "file"), "files"),
+    **dict.fromkeys(("dump", "save", "download"), "export"),
+    **dict.fromkeys(("test", "doctor", "validate", "ping"), "check"),
+    **dict.fromkeys(("fix", "recover"), "repair"),
+    **dict.fromkeys(("push", "deploy", "upload"), "publish"),
+    **dict.fromkeys(("undo", "revert"), "rollback"),
+    "estimate": "plan",
+    "pdf": "report",
+    "mock": "emulator",
+    "help": "--help",
+    "version": "--version",
+}
+"""Words of other tools, and what they are here."""
 _GC_THRESHOLDS: Final = (20_000, 20, 20)
 """Collect cycles rarely: importing `sync` triggers 13 collections instead of 197, and a crawl creates few cycles."""
 
@@ -173,12 +195,14 @@ class _LazyCommands(TyperGroup):
             name, *rest = f"{name} {rest[0]}", *rest[1:]
         command = COMMANDS.get(name)
         if command is not None:
-            function = _wrap_command(_import_module(command.module), for_completion=ctx.resilient_parsing)
-            return name, _to_click(name, function, command), rest
+            module = _import_module(command.module)
+            function = _wrap_command(module, for_completion=ctx.resilient_parsing)
+            return name, _to_click(name, function, command, module.EXAMPLES), rest
         if not ctx.resilient_parsing:
             harmless = [command for command in COMMANDS if command not in _IRREVERSIBLE]
-            similar = difflib.get_close_matches(name, harmless, n=1)
-            ctx.fail(f"No such command: {name}." + (f" Did you mean {similar[0]}?" if similar else ""))
+            similar = [_OTHER_WORDS.get(name.lower()), *difflib.get_close_matches(name, harmless, n=1)]
+            meant = next(filter(None, similar), None)
+            ctx.fail(f"No such command: {name}." + (f" Did you mean {meant}?" if meant else ""))
         return None, None, rest
 
 
@@ -203,10 +227,11 @@ def _placeholder() -> None:
     """Do nothing: the help of all commands imports no command."""
 
 
-def _to_click(name: str, function: Callable[..., Any], command: Command) -> Any:
+def _to_click(name: str, function: Callable[..., Any], command: Command, examples: Sequence[str] = ()) -> Any:
     single = typer.Typer(add_completion=False, rich_markup_mode=_MARKUP)
     text = command.help if function is _placeholder else None
-    single.command(name, help=text, short_help=command.help, rich_help_panel=command.group, epilog=_EPILOG)(function)
+    epilog = "\n\n".join(["Examples:", *(f"$ {NAME} {example}" for example in examples), _EPILOG])
+    single.command(name, help=text, short_help=command.help, rich_help_panel=command.group, epilog=epilog)(function)
     return _describe_types(get_command(single))
 
 
@@ -234,11 +259,7 @@ TYPE_NAMES: Final = {
     "str": "TEXT",
     "path": "PATH",
 }
-_EPILOG: Final = (
-    "Global options, such as --config, --lake, --set, --json and --quiet: see `scanlake --help`. "
-    f"Exit codes: {', '.join(f'{code} {meaning}' for code, meaning in sorted(EXIT_CODE_MEANINGS.items()))}. "
-    "With --all: the most severe one."
-)
+_EPILOG: Final = "Global options: see `scanlake --help`. Exit codes: see docs/operations.md."
 _CLICK_CONTEXT: Final = inspect.Parameter("click_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 _GLOBAL_OPTIONS: Final = tuple(
     parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -405,7 +426,8 @@ _TYPE_WORDS: Final = {"int": "whole number", "float": "number"}
 def _usage_error(error: TyperException, arguments: Sequence[str]) -> SettingsError:
     if getattr(error, "option_name", None) == "--token":
         return _TOKEN_ON_COMMAND_LINE
-    similar = getattr(error, "possibilities", None)
+    is_dry_sync = getattr(error, "option_name", None) == "--dry-run" and "sync" in arguments
+    similar = ["scanlake plan"] if is_dry_sync else getattr(error, "possibilities", None)
     message = getattr(error, "message", "")
     if not similar:
         message = _TYPE_IN_MESSAGE.sub(lambda match: _TYPE_WORDS[match[1]], error.format_message())

@@ -52,22 +52,12 @@ class ExitCode(IntEnum):
     BROKEN_PIPE = 141
 
 
-EXIT_CODE_MEANINGS: Final = {
-    ExitCode.OK: "done",
-    ExitCode.REJECTS: "done, but not for everything (the output names the rest)",
-    ExitCode.LOCKED: "another run holds the lake, the folder or the target",
-    ExitCode.FAILED: "failed (nothing is lost, run again)",
-    ExitCode.PUBLISH: "the object storage failed or refused",
-    ExitCode.PROTOCOL: "the service broke its contract",
-    ExitCode.USAGE: "wrong settings or options",
-    ExitCode.AUTH: "token refused",
-    ExitCode.STORAGE: "disk full or permission denied",
-    ExitCode.DAMAGE: "damage found",
-    ExitCode.BUG: "a bug in scanlake",
-    ExitCode.BROKEN_PIPE: "the reader of the output has left",
-    ExitCode.INTERRUPTED: "interrupted",
-}
-"""The words of the help and the documents for each code, the most severe code last.
+EXIT_CODES_BY_SEVERITY: Final = (
+    *(ExitCode.OK, ExitCode.REJECTS, ExitCode.LOCKED, ExitCode.FAILED, ExitCode.PUBLISH, ExitCode.PROTOCOL),
+    *(ExitCode.USAGE, ExitCode.AUTH, ExitCode.STORAGE, ExitCode.DAMAGE, ExitCode.BUG, ExitCode.BROKEN_PIPE),
+    ExitCode.INTERRUPTED,
+)
+"""The most severe code last. docs/operations.md has the meaning of each.
 
 First what the next run can end, then what the operator must correct, then what harms data. A refused token outweighs
 wrong settings: it comes without an edit, and it can need another person.
@@ -77,7 +67,7 @@ wrong settings: it comes without an edit, and it can need another person.
 def most_severe(codes: Iterable[int]) -> ExitCode:
     """Return the exit code that needs the operator most; an unknown code counts as FAILED."""
     known = {ExitCode(code) if code in ExitCode.__members__.values() else ExitCode.FAILED for code in codes}
-    return max(known or {ExitCode.OK}, key=list(EXIT_CODE_MEANINGS).index)
+    return max(known or {ExitCode.OK}, key=EXIT_CODES_BY_SEVERITY.index)
 
 
 class ScanlakeError(Exception):

@@ -15,6 +15,7 @@ from pipeline.publish_outcome import format_mirror
 from schemas.timestamps import now_us
 
 GROUP: Final = "Maintain the lake"
+EXAMPLES: Final = ("backup /mnt/backup", "backup s3://bucket/backup --with-images")
 IS_MONITORED: Final = True
 RESULT: Final = MirrorResult
 

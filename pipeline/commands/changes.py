@@ -24,6 +24,7 @@ class ChangeList(Struct, frozen=True):
 
 
 GROUP: Final = "Use the data"
+EXAMPLES: Final = ("changes --since 1", "changes --since 1 --until 3 --json")
 RESULT: Final = ChangeList
 
 _COLUMNS: Final = Change.__struct_fields__

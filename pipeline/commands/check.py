@@ -29,6 +29,7 @@ from pipeline.reports.pdf_reader import PdfReader
 from pipeline.settings import Settings, require_base_url
 
 GROUP: Final = "Maintain the lake"
+EXAMPLES: Final = ("check", "check --backup /mnt/backup")
 TAKES_ALL_SOURCES: Final = True
 RESULT: Final = CheckResult
 

@@ -25,6 +25,7 @@ from pipeline.pages.browse import DOCUMENTED_QUERIES
 from pipeline.process import run_async
 
 GROUP: Final = "Try it out"
+EXAMPLES: Final = ("demo", "demo --files 500 --folder trial")
 
 _MARKER: Final = "made-by-scanlake-demo"
 _CHANGES: Final = ({"op": "update", "n": 25}, {"op": "create", "n": 12}, {"op": "close", "n": 8})

@@ -21,6 +21,7 @@ from pipeline.emulator.server import DEFAULT_TOKEN, Emulator
 from pipeline.errors import ExitCode, SettingsError
 
 GROUP: Final = "Try it out"
+EXAMPLES: Final = ("emulator --churn 2", "emulator --quirk order=shuffled --fault 429=0.02")
 
 _PORT_ERRNOS: Final = frozenset({errno.EADDRINUSE, errno.EACCES, errno.EPERM, errno.EADDRNOTAVAIL})
 _world_option = partial(typer.Option, rich_help_panel="World")
@@ -85,8 +86,6 @@ def run(
     """Run a local emulator of the service on 127.0.0.1.
 
     When ready, the command prints one line of JSON: base_url, token, control. Use base_url in a client:
-
-    scanlake emulator --churn 2 --quirk order=shuffled --fault 429=0.02
 
     curl 'http://127.0.0.1:8765/api/v2/files?limit=2' -H 'token: ...'
 

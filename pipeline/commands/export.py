@@ -15,6 +15,7 @@ from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.reader import open_catalog, run_interruptibly, warn_if_incomplete
 
 GROUP: Final = "Use the data"
+EXAMPLES: Final = ("export tables --format csv", "export files.xlsx --tables files,uploads")
 
 
 class ExportedTables(Struct, frozen=True):

@@ -28,6 +28,7 @@ from schemas.timestamps import parse_instant, to_datetime
 from schemas.value_types import encode_json
 
 GROUP: Final = "Use the data"
+EXAMPLES: Final = ("files --since 2026-01-01 --open", "files SC06327281 --json")
 
 _DEFAULT_FILES: Final = 50
 _COLUMNS: Final = ("id", "scan_code", "state", "created (UTC)", "updated (UTC)", "contents")

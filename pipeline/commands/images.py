@@ -16,6 +16,7 @@ from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.settings import require_base_url
 
 GROUP: Final = "Fetch data"
+EXAMPLES: Final = ("images --dry-run", 'images --where "uploads.has_damage"')
 IS_MONITORED: Final = True
 RESULT: Final = ImageSummary | WorkCounts
 
@@ -43,9 +44,6 @@ def run(
 
     `scanlake check --read-data` hashes every stored image, `scanlake repair --read-data` lets the next run fetch
     damaged ones again.
-
-    Exit codes: 0 done, 4 some images are not found, refused or failed, 1 an image host is down (run again), 3 token
-    refused, 5 another run holds the lake, 7 the disk is full.
     """
     settings = context.settings()
     require_base_url(settings)

@@ -15,6 +15,7 @@ from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.reader import open_catalog, run_interruptibly, warn_if_incomplete
 
 GROUP: Final = "Fetch data"
+EXAMPLES: Final = ("images export -o photos", 'images export -o damage --where "uploads.has_damage"')
 RESULT: Final = ExportedImages
 
 
@@ -32,8 +33,6 @@ def run(
 
     Every image is compared with its hash. manifest.csv names every selected image, also those that are not stored, with
     the reason. `sha256sum -c SHA256SUMS` checks the folder, which is complete or not there.
-
-    Exit codes: 0 done, 4 some selected images are not there.
     """
     settings = context.settings()
     layout = require_lake(settings.lake)

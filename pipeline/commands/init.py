@@ -32,6 +32,7 @@ from pipeline.settings import TOKEN_VARIABLE, render_settings_file, validate_tok
 from pipeline.urls import API_PREFIX, is_loopback
 
 GROUP: Final = "Set up"
+EXAMPLES: Final = ("init", "init --set base_url=https://service.example --set token_file=token")
 
 _TOKEN_NAME: Final = "token"  # noqa: S105 - the file's name, not a token
 _WRITTEN_SETTINGS: Final = frozenset({"base_url", "token_file"})  # of --set

@@ -40,6 +40,7 @@ except ImportError:
     _is_installed = False
 
 GROUP: Final = "Use the data"
+EXAMPLES: Final = ("mcp", "mcp --lake /srv/lake --max-rows 1000")
 
 _MAX_RESULT_BYTES: Final = 200_000
 _MAX_SAFE_INTEGER: Final = 2**53 - 1

@@ -10,6 +10,7 @@ from pipeline.settings import require_base_url
 from pipeline.sync.plan import SyncPlan, plan_sync
 
 GROUP: Final = "Fetch data"
+EXAMPLES: Final = ("plan", "plan --json")
 RESULT: Final = SyncPlan
 
 

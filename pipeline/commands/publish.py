@@ -18,6 +18,7 @@ from pipeline.publish_outcome import format_mirror
 from schemas.timestamps import now_us
 
 GROUP: Final = "Maintain the lake"
+EXAMPLES: Final = ("publish --to s3://bucket/lake", "publish --iceberg")
 IS_MONITORED: Final = True
 
 
@@ -56,9 +57,6 @@ def run(
     With --iceberg, if iceberg_location is set, or if variables PYICEBERG_CATALOG__SCANLAKE__* set a catalog, engines
     such as Spark read the parts as Iceberg tables, to which only what is new is uploaded. Without iceberg_location they
     are at the URL of --to or publish_to.
-
-    Exit codes: 0 done, 8 the object storage failed or refused, 5 another publisher was faster, 2 wrong settings,
-    9 an image is damaged (the rest is published).
     """
     settings = context.settings()
     target = to or settings.publish_to

@@ -45,6 +45,7 @@ class Erasure(Struct, frozen=True):
 
 
 GROUP: Final = "Maintain the lake"
+EXAMPLES: Final = ("purge 10000011 --dry-run", "purge 10000011 10000012 --requested-by legal")
 RESULT: Final = PurgePlan | Erasure
 
 _MAX_LINES: Final = 20

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import duckdb
 
 GROUP: Final = "Use the data"
+EXAMPLES: Final = ('query "FROM files LIMIT 10"', 'query "FROM file_summary" -o files.csv')
 
 _Format = Literal["table", "csv", "json", "jsonl", "parquet", "xlsx"]
 _TABLE_ROWS: Final = 200

@@ -13,6 +13,7 @@ from pipeline.maintenance.rebuild import RebuildResult, rebuild
 from pipeline.maintenance.writable_lake import open_writable_lake
 
 GROUP: Final = "Maintain the lake"
+EXAMPLES: Final = ("rebuild", "rebuild --on ray")
 RESULT: Final = RebuildResult
 
 

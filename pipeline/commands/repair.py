@@ -14,6 +14,7 @@ from pipeline.maintenance.repair import LakeCheck, check_files, repair_files
 from pipeline.maintenance.writable_lake import open_writable_lake
 
 GROUP: Final = "Maintain the lake"
+EXAMPLES: Final = ("repair --dry-run", "repair --read-data")
 RESULT: Final = CheckResult
 
 

@@ -29,6 +29,7 @@ from pipeline.reports.signing import sign
 from pipeline.settings import Settings, require_base_url
 
 GROUP: Final = "Use the data"
+EXAMPLES: Final = ('report --where "closed" -o reports --dry-run', "report --ids ids.txt -o reports --per-file")
 IS_MONITORED: Final = True
 
 _MAX_LINES: Final = 20
@@ -146,10 +147,6 @@ def run(
     is. A signed folder is changed only with --sign. A changed selection or option in the same folder is refused. The
     folder has the PDFs, manifest.csv, manifest.json, index.html and SHA256SUMS. VERIFY.txt has the commands that
     check it; `scanlake check --report DIR` compares more.
-
-    Exit codes: 0 every file is in a PDF, 4 some files are named as failed, or as changed since their selection,
-    1 the service failed (run again), 3 token refused, 5 another run uses the folder, 6 the URL of a report must not be
-    requested.
     """
     settings = call.settings()
     selection = _parse_selection(where, sql, ids, reference, group_by, per_file=per_file)

@@ -16,6 +16,7 @@ from pipeline.publish.restore import restore_backup
 from pipeline.publish.stores import open_location
 
 GROUP: Final = "Maintain the lake"
+EXAMPLES: Final = ("restore /mnt/backup", "restore s3://bucket/backup /srv/lake")
 
 
 class RestoredLake(Struct, frozen=True):

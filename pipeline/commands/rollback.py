@@ -34,6 +34,7 @@ class RollbackUndone(Struct, frozen=True):
 
 
 GROUP: Final = "Maintain the lake"
+EXAMPLES: Final = ("rollback 12", "rollback --undo")
 RESULT: Final = RollbackResult | RollbackUndone
 
 

@@ -28,6 +28,7 @@ from pipeline.version import __version__
 from schemas.timestamps import to_datetime
 
 GROUP: Final = "Use the data"
+EXAMPLES: Final = ("serve", "serve --write dashboard.html")
 
 _MAX_RUNS: Final = 20  # on the dashboard
 

@@ -17,6 +17,7 @@ from pipeline.text_tables import format_table
 from pipeline.tokens import Secret
 
 GROUP: Final = "Set up"
+EXAMPLES: Final = ("settings", "settings --template > scanlake.toml")
 
 
 class EffectiveSetting(Struct, frozen=True):

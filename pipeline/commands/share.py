@@ -30,6 +30,10 @@ from schemas.requests import ShareRequest
 from schemas.timestamps import now_us
 
 GROUP: Final = "Use the data"
+EXAMPLES: Final = (
+    "share SC06327281 --expires 2027-01-01",
+    'share --where "NOT closed" --send-email --email a@b.example',
+)
 
 _COLUMNS: Final = ShareOutcome.__struct_fields__
 _selection_option = partial(typer.Option, rich_help_panel="Files")
@@ -87,8 +91,6 @@ def run(
 
     A link that is still valid is reused. A call whose response was lost has the state unknown. No run repeats it,
     except with --force-new: check the service first.
-
-    Exit codes: 0 every link exists, 4 some failed or are unknown, 1 the service failed, 3 token refused.
     """
     settings = call.settings()
     base_url = require_base_url(settings)

@@ -42,6 +42,7 @@ class SnapshotList(Struct, frozen=True):
 
 
 GROUP: Final = "Maintain the lake"
+EXAMPLES: Final = ("snapshots", "snapshots --json")
 RESULT: Final = SnapshotList
 
 

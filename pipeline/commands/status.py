@@ -146,6 +146,7 @@ class LakeStatus(Struct, frozen=True):
 
 
 GROUP: Final = "Use the data"
+EXAMPLES: Final = ("status", "status --all --json")
 TAKES_ALL_SOURCES: Final = True
 RESULT: Final = LakeStatus
 

@@ -25,6 +25,7 @@ from pipeline.sync.sync import SyncSummary, TimeRange, sync
 from pipeline.sync.verify import VerifyResult, VerifyStopped, verify_if_due
 
 GROUP: Final = "Fetch data"
+EXAMPLES: Final = ("sync", "sync --limit 100")
 IS_MONITORED: Final = True
 
 

@@ -13,6 +13,7 @@ from pipeline.lake.reader import fetch_catalog_columns, fetch_dicts, open_catalo
 from pipeline.text_tables import format_table
 
 GROUP: Final = "Use the data"
+EXAMPLES: Final = ("tables", "tables uploads")
 
 
 class DescribedColumn(Struct, frozen=True):

@@ -13,6 +13,7 @@ from pipeline.settings import require_base_url
 from pipeline.sync.verify import VerifyMode, VerifyResult, verify
 
 GROUP: Final = "Fetch data"
+EXAMPLES: Final = ("verify", "verify --dry-run")
 IS_MONITORED: Final = True
 TAKES_ALL_SOURCES: Final = True
 RESULT: Final = VerifyResult

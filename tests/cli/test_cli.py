@@ -50,12 +50,18 @@ def test_the_help_of_a_narrow_terminal_imports_nothing_heavy() -> None:
 
 @every("name", COMMANDS)
 def test_every_command_has_help(name: str, main: Scanlake) -> None:
-    """`scanlake COMMAND --help` shows the first line of its `run`, options in plain types, and where the others are."""
+    """`scanlake COMMAND --help` shows the first line of its `run`, options in plain types, and where the others are.
+
+    Two lines are examples, and exit codes are in the documents alone.
+    """
     assert (importlib.import_module(COMMANDS[name].module).run.__doc__ or "").splitlines()[0] == COMMANDS[name].help
     answer = main(*name.split(), "--help")
     shown = " ".join(answer.out.split())
     assert (answer.code, answer.err) == (0, "")
     assert all(text in shown for text in (f"scanlake {name}", "see `scanlake --help`"))
+    examples = re.findall(r"^ \$ scanlake (.+?) *$", answer.out, re.MULTILINE)
+    assert (len(examples), {example.startswith(name) for example in examples}) == (2, {True}), examples
+    assert ("Exit codes: see docs/operations.md." in shown, shown.lower().count("exit codes")) == (True, 1)
     assert not re.findall(r"<(?:bool|str|int|float|path)|range>|\('|--log-json", shown)
     assert max(map(len, answer.out.splitlines())) <= 80
     said = [line.strip() for line in answer.out.partition("╭")[0].splitlines()]

@@ -15,11 +15,33 @@ if TYPE_CHECKING:
     from tests.processes import Scanlake
 
 SERVICE: Final = {"SCANLAKE_BASE_URL": "http://127.0.0.1:9", "SCANLAKE_TOKEN": "a-token"}
+OTHER_WORDS: Final = {  # what people know from other tools, by what it is here
+    "sync": "pull,fetch,run,start,update,refresh,PULL,fetch --all",
+    "init": "login,auth,setup,configure",
+    "settings": "config,config set",
+    "tables": "ls,list,schema,describe",
+    "query": "sql,shell,sql 'SELECT 1'",
+    "serve": "ui,web,open,dashboard",
+    "status": "info,logs,stats",
+    "changes": "diff",
+    "export": "dump",
+    "check": "doctor,test",
+    "publish": "push",
+    "rollback": "undo",
+    "--help": "help,help sync",
+    "--version": "version",
+}
 MISTAKES: Final = (  # the line as it is typed, with variables before it, and a part of the answer
     # Names of commands and options
     ("satus", "scanlake: No such command: satus. Did you mean status? See `scanlake --help`."),
     ("prune", "scanlake: No such command: prune. See `scanlake --help`."),
     ("purg", "scanlake: No such command: purg. See `scanlake --help`."),  # what cannot be undone is not offered
+    *(
+        (typed, f"scanlake: No such command: {typed.split()[0]}. Did you mean {meant}? See `scanlake --help`.")
+        for meant, words in OTHER_WORDS.items()
+        for typed in words.split(",")
+    ),
+    ("sync --dry-run", "scanlake: No such option: --dry-run. Did you mean scanlake plan? See `scanlake sync --help`."),
     ("status --rnus 3", "scanlake: No such option: --rnus. Did you mean --runs? See `scanlake status --help`."),
     ("--jsn status", "scanlake: No such option: --jsn. Did you mean --json? See `scanlake --help`."),
     ("images export --out", "Option '--out' requires an argument. See `scanlake images export --help`."),

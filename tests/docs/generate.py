@@ -84,6 +84,7 @@ def _commands() -> str:
         )
         lines += ["", f"### {name}", "", f"`scanlake {name} [OPTIONS]{arguments}`", ""]
         lines += _help_text(commands[name].help)
+        lines += ["", "```console", *re.findall(r"^\$ .+", commands[name].epilog, re.MULTILINE), "```"]
         if own:
             lines += ["", *_option_table(own)]
     return "\n".join(lines) + "\n"

@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from pipeline import cli
 from pipeline.config import load_all_sources
-from pipeline.errors import EXIT_CODE_MEANINGS, ExitCode
+from pipeline.errors import EXIT_CODES_BY_SEVERITY, ExitCode
 from pipeline.lake.catalog_tables import META_TABLES
 from pipeline.monitoring.metrics import METRICS
 from pipeline.settings import SETTINGS
@@ -152,7 +152,7 @@ def test_reference_tables_are_complete() -> None:
     """The tables have each exit code, meta table and metric once, exit codes in order, also in that of severity."""
     rows = OPERATIONS.table("exit code")
     assert [int(row[0]) for row in rows] == [int(code) for code in ExitCode]
-    assert ", ".join(str(int(code)) for code in reversed(EXIT_CODE_MEANINGS)) in " ".join(OPERATIONS.text.split())
+    assert ", ".join(str(int(code)) for code in reversed(EXIT_CODES_BY_SEVERITY)) in " ".join(OPERATIONS.text.split())
     assert all(len(row) == 3 and all(row) for row in rows)
     meta = {table.name for table in (*META_TABLES, *TABLES) if getattr(table, "schema", "meta") == "meta"}
     described = {row[0].strip("`").removeprefix("meta.") for row in documents.TABLES.table("meta table")}
