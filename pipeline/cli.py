@@ -46,6 +46,7 @@ from pipeline.errors import (
     root_cause,
     to_scanlake_error,
 )
+from pipeline.formatting import escape_control_characters
 from pipeline.stop_signals import end_process, end_with_parent, interrupt_command, replace_handlers
 from pipeline.tokens import tokens_in_environment
 from pipeline.version import __version__
@@ -399,7 +400,10 @@ def _report_failure(error: BaseException, arguments: Sequence[str]) -> int:
         message += "."
     error_type, exit_code = type(failure).__name__, failure.exit_code
     payload = {"ok": False, "exit_code": exit_code, "error": message, "hint": hint, "error_type": error_type}
-    line = logs.format_failure_event(payload) if "--log-json" in arguments else f"{NAME}: {message} {hint}".rstrip()
+    excerpt = [f"  {escape_control_characters(logs.redact(line))}" for line in failure.excerpt.splitlines()]
+    line = "\n".join([f"{NAME}: {message} {hint}".rstrip(), *excerpt])
+    if "--log-json" in arguments:
+        line = logs.format_failure_event(payload)
     traceback = logs.format_traceback(error) if os.environ.get("SCANLAKE_DEBUG") else ""
     if "--json" in arguments:
         with suppress(OSError):  # the exit code is enough

@@ -71,14 +71,18 @@ def most_severe(codes: Iterable[int]) -> ExitCode:
 
 
 class ScanlakeError(Exception):
-    """The base of all errors: `exit_code` of the command, and a `hint` for the operator."""
+    """The base of all errors: `exit_code` of the command, and a `hint` for the operator.
+
+    `excerpt` has lines of what was typed, with a mark at the mistake.
+    """
 
     exit_code: ExitCode = ExitCode.FAILED
     default_hint: ClassVar[str] = "Run the same command again; nothing is lost."
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, excerpt: str = "") -> None:
         super().__init__(message)
         self.message = message
+        self.excerpt = excerpt
         self.hint = self.default_hint if hint is None else hint
 
 

@@ -12,6 +12,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 _URL_SCHEME: Final = re.compile(r"[\w+.-]+://", re.ASCII)
+_FILE_NAME: Final = re.compile(r".+\.([ct]sv|txt|jsonl?|parquet|xlsx?|pdf|html|zip|gz|db|sqlite|duckdb)", re.IGNORECASE)
 _CLOUD_SCHEMES: Final = frozenset({"s3", "gs", "az"})
 _OTHER_FORM: Final = re.compile(r"[^/]*:|\\\\")
 _URLS: Final = "s3://bucket/prefix, gs://, az:// or file:///folder"
@@ -40,6 +41,19 @@ def parse_path(text: str, expected: str = _PATH) -> Path:
     except UnicodeEncodeError:
         raise ValueError("must be UTF-8 text") from None
     return path
+
+
+def parse_folder(text: str) -> Path:
+    """Return the path of a folder. A new one has no name of a file. Raises ValueError as `parse_path` does."""
+    path = parse_path(text)
+    if is_file_name(path) and not path.exists():
+        raise ValueError("must be a folder, and has the name of a file; leave out the extension")
+    return path
+
+
+def is_file_name(path: Path) -> bool:
+    """Return whether the name has the extension of a file that people save data to."""
+    return _FILE_NAME.fullmatch(path.name) is not None
 
 
 def encode_path(path: Path) -> str:

@@ -384,10 +384,10 @@ _HEAD: Final = """\
 Settings of scanlake. It reads the scanlake.toml of the current folder, or of the nearest folder above it, or the file \
 that --config or SCANLAKE_CONFIG names.
 
-All settings with their defaults, commented out. Each can also be set as an environment variable SCANLAKE_<NAME> \
-(SCANLAKE_MAX_CONCURRENCY=16), or for one command by --set NAME=VALUE (--set max_concurrency=16). Options \
-override variables, and variables override this file. Relative paths start at the folder of this file; ~ is the home \
-folder.
+All settings, commented out: with their defaults, or with an example if they have none. Each can also be set as an \
+environment variable SCANLAKE_<NAME> (SCANLAKE_MAX_CONCURRENCY=16), or for one command by --set NAME=VALUE (--set \
+max_concurrency=16). Options override variables, and variables override this file. Relative paths start at the folder \
+of this file; ~ is the home folder.
 
 The token must not be in this file. Put it into SCANLAKE_TOKEN, or into a file of mode 600 that token_file names."""
 SECTIONS: Final = {
@@ -399,6 +399,7 @@ SECTIONS: Final = {
     "keep_snapshots": "Snapshots, retention",
     "publish_to": "Object storage",
     "images_after_sync": "Images",
+    "query_memory_bytes": "Queries",
     "metrics_file": "Monitoring",
 }
 """Section titles, by the first setting of each section, in the order of `Settings`."""
@@ -427,7 +428,8 @@ def render_settings_file(values: Mapping[str, Any]) -> str:
             lines += ["", f"# --- {SECTIONS[name]} {'-' * (_WIDTH - 7 - len(SECTIONS[name]))}"]
         lines += ["", *_comment(setting.description)]
         example = setting.rule.example if setting.default is None else setting.default
-        lines.append(f"{name} = {_to_toml(values[name])}" if name in values else f"#{name} = {_to_toml(example)}")
+        note = "" if setting.default is not None else "  # example: no default"
+        lines.append(f"{name} = {_to_toml(values[name])}" if name in values else f"#{name} = {_to_toml(example)}{note}")
     lines += ["", f"# --- Sources {'-' * (_WIDTH - 14)}", "", *_comment(_SOURCES), "#"]
     return "\n".join(lines) + "\n" + _EXAMPLE
 

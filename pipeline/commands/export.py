@@ -13,6 +13,7 @@ from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.export import run_export, select_tables
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.reader import open_catalog, run_interruptibly, warn_if_incomplete
+from pipeline.locations import is_file_name
 
 GROUP: Final = "Use the data"
 EXAMPLES: Final = ("export tables --format csv", "export files.xlsx --tables files,uploads")
@@ -69,9 +70,10 @@ def run(
 
 def _choose_format(target: Path, typed: str | None) -> str:
     """Return the format of a workbook by its name, of a folder as typed. Raises `SettingsError` for a mix."""
-    if target.suffix.lower() == ".duckdb":
-        raise SettingsError(f"{target.name}: an export is no database.", hint="Use a folder, or .xlsx for a workbook.")
     if target.suffix.lower() != ".xlsx":
+        if is_file_name(target) and not target.is_dir():
+            hint = "Use a folder, .xlsx for a workbook, or `scanlake query` with --out for the file of one table."
+            raise SettingsError(f"{target.name}: an export is a folder or a workbook.", hint=hint)
         return typed or "parquet"
     if typed is not None:
         hint = "Leave out --format for a workbook, or use a folder."

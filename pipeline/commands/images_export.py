@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
+from pipeline.command_options import Location
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
@@ -13,6 +14,7 @@ from pipeline.images.image_export import ExportedImages, export_images, select_i
 from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.reader import open_catalog, run_interruptibly, warn_if_incomplete
+from pipeline.locations import parse_folder
 
 GROUP: Final = "Fetch data"
 EXAMPLES: Final = ("images export -o photos", 'images export -o damage --where "uploads.has_damage"')
@@ -22,7 +24,10 @@ RESULT: Final = ExportedImages
 def run(
     context: CommandContext,
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="New or empty folder.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="DIR", click_type=Location(parse_folder), help="New or empty folder."),
+    ],
     where: Annotated[
         str | None,
         typer.Option(metavar="SQL", help="Only uploads that meet a condition on the tables uploads and files."),

@@ -158,7 +158,8 @@ def validate_address(text: str) -> str:
     try:
         return str(SettingsLayers(None, None, (("prompt", {"base_url": address}),)).settings().base_url)
     except SettingsError as error:
-        if scheme == "http" and parts.username is None:
+        error.hint = "Type the address alone, such as https://service.example or http://127.0.0.1:8765."
+        if scheme == "http" and parts.username is None and not is_loopback(host):
             error.hint = f"Type https://{parts.netloc}."
         raise
 

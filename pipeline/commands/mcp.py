@@ -26,7 +26,7 @@ from pipeline.child_commands import (
 from pipeline.context import CommandContext
 from pipeline.errors import BugError, ExitCode, SettingsError, to_scanlake_error
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.logs import log_traceback, to_one_line
+from pipeline.logs import log_traceback, redact, to_one_line
 from pipeline.stop_signals import STOP_SIGNALS
 from pipeline.version import __version__
 
@@ -151,7 +151,8 @@ def _describe_failure(error: Exception) -> str:
     if isinstance(failure, BugError):
         log_traceback(error)
         sys.stderr.write(f"scanlake: {to_one_line(failure.message)}\n")
-    return f"{to_one_line(failure.message)} {to_one_line(failure.hint)}".strip()
+    message = f"{to_one_line(failure.message)} {to_one_line(failure.hint)}".strip()
+    return "\n".join([message, *map(redact, failure.excerpt.splitlines())])
 
 
 async def _serve(server: "MCPServer[Any]") -> None:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from pipeline.atomic_files import atomic_write
 from pipeline.config import load_all_sources
 from pipeline.context import CommandContext, require_catalog
-from pipeline.errors import ExitCode, SettingsError, StorageError
+from pipeline.errors import ExitCode, SettingsError, StorageError, refuse_unreadable
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.reader import (
     cast_to_text,
@@ -43,6 +43,7 @@ EXAMPLES: Final = ('query "FROM files LIMIT 10"', 'query "FROM file_summary" -o 
 
 _Format = Literal["table", "csv", "json", "jsonl", "parquet", "xlsx"]
 _TABLE_ROWS: Final = 200
+_FILE_ROWS: Final = 100_000  # of a table in a file: all are in memory
 _FILES_ONLY: Final = frozenset({"parquet", "xlsx"})
 
 
@@ -70,7 +71,7 @@ def run(
     *,
     sql: Annotated[
         str | None,
-        typer.Argument(metavar="SQL", help="Query. -: standard input. Left out on a terminal: DuckDB's client."),
+        typer.Argument(metavar="SQL", help="Query, or FILE.sql. -: standard input. On a terminal: DuckDB's client."),
     ] = None,
     output_format: Annotated[
         _Format | None,
@@ -92,9 +93,9 @@ def run(
     on a terminal it starts DuckDB's own client, read-only, which can also read other files.
 
     In CSV NULL is empty, an empty text is two quotation marks, and text that a spreadsheet takes for a formula gets a
-    leading '; --no-formula-escape leaves it unchanged. JSON has instants as ISO-8601 in UTC. A table shows the first
-    200 rows, and on a narrow terminal one line per column; all other formats write all rows, exactly. What a workbook
-    does not hold is refused.
+    leading '; --no-formula-escape leaves it unchanged. JSON has instants as ISO-8601 in UTC. On standard output a table
+    shows the first 200 rows, and on a narrow terminal one line per column; files and all other formats have all rows.
+    What a workbook does not hold is refused.
     """
     if sql is None and out is None and sys.stdin.isatty() and sys.stdout.isatty() and not all_sources:
         _start_client(require_catalog(context.settings()).catalog)
@@ -143,6 +144,9 @@ def _select_lakes(context: CommandContext, *, all_sources: bool) -> tuple[_OpenL
 def _read_sql(sql: str | None) -> str:
     try:
         text = sys.stdin.read() if sql in {None, "-"} else sql or ""
+        if text == sql and text.lower().endswith(".sql"):
+            with refuse_unreadable(text, hint="Give the path of a file with a query."):
+                text = Path(text).read_text(encoding="utf-8-sig")
         text.encode()
     except UnicodeError:
         raise SettingsError("The query is not UTF-8.", hint="Use UTF-8 for the input or the terminal.") from None
@@ -175,11 +179,18 @@ def _write_result(lake: "duckdb.DuckDBPyConnection", query: str, write: Callable
 
 
 def _write_table(result: "duckdb.DuckDBPyRelation", target: IO[bytes]) -> int:
-    """Write the first rows as an aligned table, without Arrow: its import takes half as long as that of DuckDB."""
-    rows = cast_to_text(result, frozenset()).limit(_TABLE_ROWS + 1).fetchall()
-    note = ", the first rows of more; use --format for all rows" if len(rows) > _TABLE_ROWS else ""
-    first_rows = rows[:_TABLE_ROWS]
-    is_screen = target is sys.stdout.buffer and sys.stdout.isatty()
+    """Write the rows as an aligned table, without Arrow: its import takes half as long as that of DuckDB.
+
+    Standard output gets the first ones. A file gets all of them, or none if they are too many.
+    """
+    is_file = target is not sys.stdout.buffer
+    limit = _FILE_ROWS if is_file else _TABLE_ROWS
+    rows = cast_to_text(result, frozenset()).limit(limit + 1).fetchall()
+    if is_file and len(rows) > limit:
+        raise SettingsError(f"The table has more than {limit:,} rows.", hint="Use --out FILE.csv.")
+    note = ", the first rows of more; use --format for all rows" if len(rows) > limit else ""
+    first_rows = rows[:limit]
+    is_screen = not is_file and sys.stdout.isatty()
     text = format_table(result.columns, first_rows, null="NULL", unit="row", note=note, is_screen=is_screen)
     target.write(text.encode("utf-8", "backslashreplace"))
     return len(first_rows)

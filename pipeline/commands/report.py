@@ -10,7 +10,7 @@ import typer
 from msgspec import Struct
 
 from pipeline.client.client import create_client
-from pipeline.command_options import Excludes
+from pipeline.command_options import Excludes, Location
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError, refuse_unreadable
 from pipeline.formatting import format_bytes, pluralize
@@ -18,6 +18,7 @@ from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.reader import open_catalog, open_ledger_readonly, run_interruptibly, warn_if_incomplete
 from pipeline.lake.request_log import ReportJobFile, open_request_log
+from pipeline.locations import parse_folder
 from pipeline.logs import to_one_line
 from pipeline.process import run_async
 from pipeline.reports.job import JobResult, publish_if_unlocked, run_job
@@ -109,7 +110,10 @@ def run(
         list[str] | None, _selection_option(metavar="REF", help="Select all files of a reference; repeatable.")
     ] = None,
     out: Annotated[
-        Path | None, _run_option("--out", "-o", metavar="DIR", help="Folder for the PDFs and the manifest.")
+        Path | None,
+        _run_option(
+            "--out", "-o", metavar="DIR", click_type=Location(parse_folder), help="Folder of the PDFs and the manifest."
+        ),
     ] = None,
     group_by: Annotated[
         str | None, _content_option(metavar="SQL", help="Expression over files; each PDF has one value of it.")

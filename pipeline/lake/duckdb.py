@@ -164,6 +164,12 @@ def short_message(error: duckdb.Error) -> str:
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
+def find_excerpt(error: duckdb.Error) -> str:
+    """Return DuckDB's drawing of the statement: the line, and a mark below the mistake. Empty without one."""
+    _, start, drawing = str(error).partition("\n\nLINE ")
+    return start.strip("\n") + drawing
+
+
 def is_interrupt(error: Exception) -> bool:
     """Return whether Ctrl-C ended a statement. DuckDB raises its own exception or a `RuntimeError`."""
     return isinstance(error, duckdb.InterruptException) or (

@@ -28,6 +28,7 @@ from pipeline.errors import LakeCorruptedError, RunInterrupted, ScanlakeError, S
 from pipeline.lake.duckdb import (
     classify_read_error,
     describe_damage,
+    find_excerpt,
     is_interrupt,
     is_not_a_database,
     log_path,
@@ -395,7 +396,7 @@ def translate_query_errors(hint: str) -> Iterator[None]:
     except duckdb.Error as error:
         if classify_read_error(error) is not None:
             raise
-        raise SettingsError(short_message(error), hint=hint) from error
+        raise SettingsError(short_message(error), hint=hint, excerpt=find_excerpt(error)) from error
 
 
 @contextmanager

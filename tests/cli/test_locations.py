@@ -23,7 +23,7 @@ from pipeline.command_options import GlobalOptions, Location
 from pipeline.config import load
 from pipeline.context import CommandContext
 from pipeline.errors import SettingsError
-from pipeline.locations import encode_path, parse_location, parse_path, parse_store_url
+from pipeline.locations import encode_path, parse_folder, parse_location, parse_path, parse_store_url
 from pipeline.settings import PATH_SETTINGS, SECRET_SETTINGS, SETTINGS
 from tests.rows import every
 
@@ -92,7 +92,12 @@ PATHS: Final = (
     "-",
     "./-",
 )
-_REFUSED: Final = {parse_path: NO_PATHS, parse_store_url: NO_URLS, parse_location: NO_PLACES}
+_REFUSED: Final = {
+    parse_path: NO_PATHS,
+    parse_store_url: NO_URLS,
+    parse_location: NO_PLACES,
+    parse_folder: NO_PATHS | {"all.pdf": "has the name of a file"},
+}
 _PLACE_WORDS: Final = ("PATH", "FILE", "DIR", "FOLDER", "URL", "KEY", "LAKE")
 _SHARE: Final = 5
 _NEED_NO_LAKE: Final = {"demo", "emulator", "init"}

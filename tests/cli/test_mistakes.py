@@ -79,6 +79,15 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("init --source north", "init makes the file of one service."),
     ("init --set max_concurrency=8", "--set max_concurrency: init writes only base_url and token_file."),
     ("init --set bas_url=x", "--set bas_url: init writes only base_url and token_file."),
+    *(
+        (f"init --set 'base_url={url}'", f"{says}. Type {hint}")
+        for url, says, hint in (
+            ("http://127.0.0.1:8765/api/v3", "must not end in /api/v3; scanlake calls /api/v2", "the address alone"),
+            ("https://service.example/api/v1/", "must not end in /api/v1; scanlake calls /api/v2", "the address alone"),
+            ("ftp://service.example", "must look like https://service.example", "the address alone"),
+            ("http://service.example", "http is for this machine (127.0.0.1) only", "https://service.example."),
+        )
+    ),
     ("init --set 'base_url=https://[::1'", "base_url: no address. Type https:// and the host"),
     ("SCANLAKE_BASE_URL= sync", "base_url is required, and is not set in /"),
     ("SCANLAKE_TOKEN= sync", "No token is set."),
@@ -130,6 +139,15 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("query 'SELEC 1'", 'Parser Error: syntax error at or near "SELEC". Run `scanlake tables` to list tables and'),
     ("query 'FROM filse'", 'Table with name filse does not exist! Did you mean "files"?'),
     ("query \"COPY files TO 'x.csv'\"", "COPY: a query reads tables only. Use SELECT, FROM, PIVOT, DESCRIBE or SHOW"),
+    ("query gone.sql", "gone.sql: No such file or directory. Give the path of a file with a query."),
+    # A folder with the name of a file
+    *(
+        (f"{command} {name}", f"{name}: an export is a folder or a workbook. Use a folder, .xlsx")
+        for command in ("export", "export --format csv --tables files")
+        for name in ("o.csv", "all.parquet", "a.JSON", "lake.duckdb", "out.zip")
+    ),
+    ("images export -o images.zip", "must be a folder, and has the name of a file; leave out the extension."),
+    ("report --where closed -o all.pdf", "must be a folder, and has the name of a file"),
     ("tables upload", "Did you mean uploads?"),
     ("tables _parts", "_parts"),
     ("tables meta.runs --lake nowhere", "/nowhere. Run `scanlake sync` first, or correct --lake."),
@@ -147,8 +165,10 @@ def test_a_mistake_is_one_line_with_what_to_do(typed: str, says: str, lake: Path
     given = [word.split("=", 1) for word in words if word.startswith("SCANLAKE_")]
     answer = main(*words[len(given) :], **SERVICE | dict(given))
     assert answer.code == 2, answer
-    [line] = answer.lines
+    line, *drawing = answer.lines
     assert line.startswith("scanlake: ")
+    assert all(text.startswith("  ") for text in drawing)
+    assert bool(drawing) == (": syntax error" in line)
     assert says in line
     assert line.endswith((".", "`", "?"))
     assert "s3cr3t" not in answer.out + line

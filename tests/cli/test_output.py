@@ -83,3 +83,16 @@ def test_a_link_to_a_file_stays_a_link(main: Scanlake, tmp_path: Path) -> None:
         assert (tmp_path / name).is_symlink()
         assert (tmp_path / f"{name}.csv").read_text(encoding="utf-8") == '"n"\n1\n'
     assert main("query", "SELECT 1", "--out", "answer.dat", "--format", "csv").code == ExitCode.OK
+
+
+def test_a_table_in_a_file_has_every_row(main: Scanlake, tmp_path: Path) -> None:
+    """Standard output shows the first 200 rows and says so; a text file has all of them, or is not written."""
+    query = ("query", "SELECT range AS n FROM range(2007)")
+    shown = main(*query).out.splitlines()
+    assert (len(shown), shown[-1]) == (202, "200 rows, the first rows of more; use --format for all rows")
+    assert main(*query, "-o", "a.txt").code == 0
+    written = (tmp_path / "a.txt").read_text(encoding="utf-8").splitlines()
+    assert (len(written), written[-2].strip(), written[-1]) == (2009, "2006", "2,007 rows")
+    many = main("query", "FROM range(100001)", "-o", "b.txt")
+    assert (many.code, "more than 100,000 rows. Use --out FILE.csv." in many.err) == (ExitCode.USAGE, True)
+    assert not (tmp_path / "b.txt").exists()

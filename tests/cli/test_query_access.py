@@ -171,6 +171,26 @@ def test_the_question_may_come_from_elsewhere(main: Scanlake) -> None:
     assert "not UTF-8" in main("query", "-", stdin="SELECT '\udcff'").err
 
 
+def test_the_question_may_be_in_a_file(main: Scanlake, tmp_path: Path) -> None:
+    """An argument that ends in .sql is the path of a file with the query; a mistake in it is shown with its line."""
+    (tmp_path / "my count.sql").write_text("\ufeff-- all\nSELECT count(*) AS n\nFROM files;\n", encoding="utf-8")
+    assert main("query", "my count.sql", "--format", "csv").out.splitlines() == ['"n"', "3"]
+    (tmp_path / "wrong.sql").write_text("SELECT 1,\n  \x1b[31m 2\nFORM files", encoding="utf-8")
+    answer = main("query", "wrong.sql")
+    assert (answer.code, "\x1b" in answer.err) == (2, False)
+
+
+def test_a_mistake_in_sql_is_shown_where_it_is(main: Scanlake) -> None:
+    """Below the one line of a failure are the line of the query and a mark at the mistake; --json has one object."""
+    answer = main("query", "SELECT a\nFROM files\nHAVNG b")
+    line, shown, mark = answer.lines
+    assert (answer.code, line.startswith("scanlake: Parser Error: syntax error")) == (2, True)
+    assert shown == "  LINE 3: HAVNG b"
+    assert mark == " " * shown.index("b") + "^"
+    assert main("query", "SELEC 1", "--json").json["error"].startswith("Parser Error")
+    assert len(main("query", "SELEC 1", "--log-json").lines) == 1
+
+
 def test_a_session_that_writes_is_waited_for(scanlake: Scanlake, lake: Path) -> None:
     """While somebody has the catalog open for writing, the command says so and ends with 5."""
     with duckdb.connect(str(lake / "catalog.duckdb")):

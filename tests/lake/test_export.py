@@ -196,7 +196,7 @@ def test_the_format_follows_the_name(lake: Path, tmp_path: Path) -> None:
     assert (tmp_path / "folder" / "files.parquet").exists()
     refused = told(lake, "export", str(tmp_path / "b.xlsx"), "--format", "csv", code=2)
     assert "b.xlsx and --format csv exclude each other." in refused
-    assert "c.duckdb: an export is no database." in told(lake, "export", str(tmp_path / "c.duckdb"), code=2)
+    assert "c.duckdb: an export is a folder or a workbook." in told(lake, "export", str(tmp_path / "c.duckdb"), code=2)
     assert "exists." in told(lake, "export", str(tmp_path / "a.xlsx"), code=2)
     assert {path.name for path in tmp_path.iterdir()} == {"a.xlsx", "folder"}
 
