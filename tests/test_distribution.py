@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import email
 import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -14,6 +16,7 @@ import pytest
 
 from pipeline.version import __version__
 from tests.conftest import ROOT
+from tests.docs.documents import OPERATIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +54,41 @@ def test_the_wheel_has_what_an_operator_needs(wheel: Path) -> None:
     assert not [name for name in names if name.startswith(("tests/", "docs/"))]
     assert (metadata["Description-Content-Type"], metadata["License-Expression"]) == ("text/markdown", "MIT")
     assert "Is it for you?" in str(metadata.get_payload())
+    assert {re.sub(r"\W", "", name) for name in metadata.get_all("Provides-Extra") or ()} == _read_documented_extras()
+    # Of an older Python, pip before 26 first looks for the packages that have no version for it (seen with 22 to 25).
+    oldest = metadata["Requires-Python"].removeprefix(">=")
+    for package in ("duckdb", "pyarrow"):
+        [line] = [line for line in metadata.get_all("Requires-Dist") or () if line.startswith(package)]
+        assert line.endswith(f"python_version >= '{oldest}'")
+
+
+def _read_documented_extras() -> set[str]:
+    return {row[0].strip("`") for row in OPERATIONS.table("extra")}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "line",
+    ["pipx install {}", "pipx install {}[xlsx,mcp]", "uv tool install {}", "uv tool install {}[xlsx]"],
+    ids=lambda line: line.partition(" {")[0],
+)
+@pytest.mark.parametrize("of", ["wheel", "clone"])
+def test_other_installers_put_the_command_on_the_path(line: str, of: str, wheel: Path, tmp_path: Path) -> None:
+    """The documented lines install a command that runs, with its extras, from an index of packages."""
+    tool, *arguments = line.format(wheel if of == "wheel" else ROOT).split()
+    if shutil.which(tool) is None:
+        pytest.skip(f"needs {tool}")
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    clean |= dict.fromkeys(("PIPX_BIN_DIR", "UV_TOOL_BIN_DIR"), str(tmp_path / "bin"))
+    clean |= dict.fromkeys(("PIPX_HOME", "UV_TOOL_DIR"), str(tmp_path / "tools"))
+    done = subprocess.run([tool, *arguments], env=clean, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    command = [str(tmp_path / "bin" / "scanlake"), "--version"]
+    assert subprocess.run(command, env=clean, capture_output=True, text=True, check=True).stdout == (
+        f"scanlake {__version__}\n"
+    )
+    has_xlsx = any(path.name == "xlsxwriter" for path in (tmp_path / "tools").rglob("xlsxwriter"))
+    assert has_xlsx == ("xlsx" in line)
 
 
 @pytest.mark.soak

@@ -12,7 +12,6 @@ import pytest
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
 from pipeline.progress import Progress
-from pipeline.run_summaries import format_verification
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
 from tests.commands.cli_process import called
@@ -68,7 +67,6 @@ async def _follow_start_page(folder: Path) -> PopulatedLake:
         with Lake(settings.lake, doing="verify") as lake:
             result = await verify(lake, settings, emulator.token, VerifyMode(), Progress())
         assert result.consistent
-        output["scanlake verify"] = format_verification(result)
         answers["make demo"] = await demo
         for command, answer in answers.items():
             assert answer.code == 0, (command, answer.err)
