@@ -201,8 +201,8 @@ class _LazyCommands(TyperGroup):
             return name, _to_click(name, function, command, module.EXAMPLES), rest
         if not ctx.resilient_parsing:
             harmless = [command for command in COMMANDS if command not in _IRREVERSIBLE]
-            similar = [_OTHER_WORDS.get(name.lower()), *difflib.get_close_matches(name, harmless, n=1)]
-            meant = next(filter(None, similar), None)
+            similar = next(iter(difflib.get_close_matches(name, harmless, n=1)), None)
+            meant = _OTHER_WORDS.get(name.lower(), similar)
             ctx.fail(f"No such command: {name}." + (f" Did you mean {meant}?" if meant else ""))
         return None, None, rest
 

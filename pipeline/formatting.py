@@ -133,11 +133,6 @@ def format_path(path: Path) -> str:
     return str(path)
 
 
-def format_lang(lang: str | None) -> str:
-    """Return the language of a service's texts as a message names it."""
-    return "the service's own language" if lang is None else f"lang {lang}"
-
-
 def format_instant(at: datetime | None) -> str:
     """Return an instant to the second, with its time zone."""
     return UNKNOWN if at is None else f"{at:%Y-%m-%d %H:%M:%S} UTC"

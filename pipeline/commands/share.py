@@ -30,10 +30,7 @@ from schemas.requests import ShareRequest
 from schemas.timestamps import now_us
 
 GROUP: Final = "Use the data"
-EXAMPLES: Final = (
-    "share SC06327281 --expires 2027-01-01",
-    'share --where "NOT closed" --send-email --email a@b.example',
-)
+EXAMPLES: Final = ("share SC06327281 --expires 2027-01-01", "share --where closed --language en")
 
 _COLUMNS: Final = ShareOutcome.__struct_fields__
 _selection_option = partial(typer.Option, rich_help_panel="Files")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pipeline.crawl.listing import EndlessListError, get_key, get_timestamps
@@ -26,7 +27,8 @@ async def find_newest(reader: WindowReader, files: int, *, now: int) -> Window:
     too_short, age, longest = 0, _FIRST_SECONDS, 0
     while True:
         window = Window(now - age, None) if age < now else ALL_TIME
-        count, seconds = await _read_seconds(reader, window, _GROWTH * files + _SPARE_FILES)
+        read = partial(_read_seconds, reader, window, _GROWTH * files + _SPARE_FILES)
+        count, seconds = await reader.pages.retry_with_smaller_pages(read)
         if count < files:
             if window == ALL_TIME:
                 return ALL_TIME
@@ -42,14 +44,10 @@ async def find_newest(reader: WindowReader, files: int, *, now: int) -> Window:
 
 async def _read_seconds(reader: WindowReader, window: Window, limit: int) -> tuple[int, list[int] | None]:
     """Return how many files a window has, at most about `limit`, and their sorted times if each was seen once."""
-
-    async def read() -> tuple[int, list[int] | None]:
-        query = reader.pages.create_query(window, cheap=True)
-        items: list[ListItem] = []
-        with suppress(EndlessListError):
-            async for page in reader.iter_pages(query, window, max_files=limit):
-                items += page.items
-        count, seconds = len({get_key(item) for item in items}), sorted(get_timestamps(items))
-        return count, seconds if count == len(items) == len(seconds) < limit else None
-
-    return await reader.pages.retry_with_smaller_pages(read)
+    items: list[ListItem] = []
+    query = reader.pages.create_query(window, cheap=True)
+    with suppress(EndlessListError):
+        async for page in reader.iter_pages(query, window, max_files=limit):
+            items += page.items
+    count, seconds = len({get_key(item) for item in items}), sorted(get_timestamps(items))
+    return count, seconds if count == len(items) == len(seconds) < limit else None

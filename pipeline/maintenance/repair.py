@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from pipeline.atomic_files import is_damaged_copy
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, ScanlakeError, SettingsError
 from pipeline.findings import Finding, Severity, damage, error, from_error, ok, skipped, warning
-from pipeline.formatting import format_bytes, format_lang, format_path, pluralize
+from pipeline.formatting import format_bytes, format_path, pluralize
 from pipeline.lake import integrity
 from pipeline.lake.catalog import refuse_other_databases
 from pipeline.lake.catalog_tables import read_parts
@@ -380,7 +380,7 @@ def _check_source(properties: LakeProperties, settings: Settings) -> Iterator[Fi
             yield from_error("lake", "source", failure)
     if properties.source is not None and properties.has_data and properties.lang != settings.lang:
         hint = "Set `lang` to the value of the lake, or use another lake."
-        problem = f"the lake's texts are in {format_lang(properties.lang)}, not in {format_lang(settings.lang)}"
+        problem = f"the lake's texts have lang {properties.lang or 'unset'}, not {settings.lang or 'unset'}"
         yield error("lake", "source", problem, hint, ExitCode.USAGE)
 
 

@@ -26,7 +26,7 @@ from pipeline.errors import (
     TimeLimitReachedError,
     to_scanlake_error,
 )
-from pipeline.formatting import format_lang, pluralize
+from pipeline.formatting import pluralize
 from pipeline.lake import retention
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.ledger_queries import RunRecord
@@ -158,7 +158,7 @@ class RunSession:
             properties.require_service(str(settings.base_url))
         if properties.source is not None and properties.lang != settings.lang and properties.has_data:
             raise SettingsError(
-                f"The lake contains texts in {format_lang(properties.lang)}, not in {format_lang(settings.lang)}.",
+                f"The lake's texts have lang {properties.lang or 'unset'}, not {settings.lang or 'unset'}.",
                 hint="Set `lang` to the lake's language, or use another --lake.",
             )
         repair_watermark(self.ledger)

@@ -234,7 +234,9 @@ async def test_the_health_of_the_lake(tmp_path: Path) -> None:
         assert "held by compaction" in held["lock"][0].problem
         assert (held["files"][0].severity, held["files"][0].exit_code) == (Severity.SKIPPED, 5)
     elsewhere = replace(settings, base_url="https://service.example", lang="de")
-    assert [each.exit_code for each in found(repair.check_lake(elsewhere))["source"]] == [2, 2]
+    problems = found(repair.check_lake(elsewhere))["source"]
+    assert [each.exit_code for each in problems] == [2, 2]
+    assert "texts have lang unset, not de" in problems[1].problem
     part = min(layout.documents_dir.iterdir())
     shutil.copy(part, part.with_name("000000000009-abcdef.parquet"))  # the next run removes them
     (layout.root / temp_name("catalog.duckdb")).write_bytes(b"left")

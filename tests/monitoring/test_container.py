@@ -148,6 +148,61 @@ async def test_a_sync_needs_nothing_but_its_volume(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+_BASE: Final = os.environ.get("TEST_CONTAINER_BASE", "")
+"""A local image with Python: no test downloads the one that the container file names."""
+_PODMAN: Final = ("podman", *os.environ.get("TEST_PODMAN_OPTIONS", "").split())
+
+
+def why_not_in_podman() -> str:
+    """Return why this machine cannot build the image and run it; empty if it can."""
+    if shutil.which("podman") is None:
+        return "needs podman (a package of Debian)"
+    base = _BASE or argument_default("BASE")
+    found = subprocess.run(["podman", "image", "exists", base], capture_output=True, check=False)
+    return "" if found.returncode == 0 else f"needs the base image {base}: pull it, or name one in TEST_CONTAINER_BASE"
+
+
+def argument_default(name: str) -> str:
+    """Return the default of an argument of the build."""
+    return next(
+        rest.partition("=")[2] for word, rest in instructions() if (word, rest.partition("=")[0]) == ("ARG", name)
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(why_not_in_podman() != "", reason=why_not_in_podman())
+async def test_the_image_is_built_and_syncs() -> None:
+    """The documented lines build the image and run a sync in it, non-root, read-only and without capabilities.
+
+    A machine's own base image and options, such as --isolation chroot, come from the environment.
+    """
+    base = _BASE or argument_default("BASE")
+    tag, volume = "localhost/scanlake-test:latest", f"scanlake-test-{os.getpid()}"
+    build = [*shlex.split(os.environ.get("TEST_PODMAN_BUILD", "")), "--build-arg", f"BASE={base}"]
+
+    async def podman(*arguments: str) -> str:
+        done = await asyncio.to_thread(
+            subprocess.run, [*_PODMAN, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    await podman("build", *build, "-f", str(CONTAINERFILE), "-t", tag, ".")
+    run = ["run", "--rm", "--network", "host", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL"]  # noqa: S108 - in the image
+    run += ["--security-opt", "no-new-privileges", "-v", f"{volume}:/lake"]
+    run += shlex.split(os.environ.get("TEST_PODMAN_RUN", ""))
+    try:
+        async with Emulator(40, seed=5) as emulator:
+            service = ["-e", f"SCANLAKE_BASE_URL={emulator.base_url}", "-e", f"SCANLAKE_TOKEN={emulator.token}"]
+            assert "40 files fetched (40 new)" in await podman(*run, *service, tag, "sync")
+            assert "40 files" in await podman(*run, *service, tag, "status")
+            counted = await podman(*run, tag, "query", "SELECT count(*) AS n FROM files", "--format", "csv")
+            owned = await podman(*run, "--entrypoint", "stat", tag, "-c", "%u", "/lake/lake/catalog.duckdb")
+        assert (counted.splitlines()[-1], owned.strip()) == ("40", str(UID))
+    finally:
+        await podman("volume", "rm", "--force", volume)
+
+
 _RUN_EACH: Final = """
 import json, sys
 from pipeline.cli import main

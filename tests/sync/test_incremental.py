@@ -142,8 +142,9 @@ async def test_refused_runs_leave_the_lake(lake: Path) -> None:
         with pytest.raises(SettingsError, match="contains the files of"):
             await synced(another, lake, lang="de")
         assert another.requests == 0
-        with pytest.raises(SettingsError, match="lang"):
-            await synced(emulator, lake, lang="en")
+        for lang, message in (("en", "have lang de, not en"), (None, "have lang de, not unset")):
+            with pytest.raises(SettingsError, match=message):
+                await synced(emulator, lake, lang=lang)
         with Lake(lake, doing="sync"), pytest.raises(LakeLockedError, match=r"sync, pid \d+ on"):
             await synced(emulator, lake, lang="de")
         emulator.reset()
