@@ -88,6 +88,8 @@ async def test_what_is_left_out_is_named(lake: Path) -> None:
         watermark, status = await read_status()
         assert (watermark, "Not complete, no watermark yet" in status) == (None, True)
         assert "is incomplete" in (await ran(emulator, lake, "query", "FROM files"))[2]
+        due = json.loads(await run_sync("--limit", "20", "--set", "verify_every_days=0.0000001", "--json"))
+        assert (due["verify"], due["details_fetched"]) == (None, 0)  # it would fetch all files
         assert "Not complete" not in await run_sync("--limit", "61")
         watermark, status = await read_status()
         assert (watermark is None, "Not complete" in status) == (False, False)
