@@ -154,7 +154,8 @@ def require_format(number: int, ledger: sqlite3.Connection | None = None) -> Non
         version = ""
         with suppress(sqlite3.Error, TypeError):  # another format may have no such table
             sql = "SELECT version FROM run ORDER BY started_at DESC LIMIT 1"
-            version = f" of version {ledger.execute(sql).fetchone()[0]}" if ledger else ""
+            last = ledger.execute(sql).fetchone()[0] if ledger else __version__
+            version = f" of version {last}" if last != __version__ else ""  # the same one may be of another day
         raise SettingsError(
             f"The lake has format {number}{version}; this scanlake ({__version__}) reads format {FORMAT}.",
             hint="Use the scanlake that wrote it, or copy only its documents/ into a new --lake, then run `scanlake"

@@ -17,7 +17,7 @@ from pipeline.cli import main
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
-from pipeline.lake.ledger_format import FORMAT, create_tables
+from pipeline.lake.ledger_format import FORMAT, create_tables, require_format
 from pipeline.version import __version__
 from schemas.tables import SCHEMA_VERSION
 from tests.lake.lake_builder import AT, commit
@@ -61,6 +61,12 @@ def test_another_format_is_refused(
         db.execute(f"PRAGMA user_version = {number}")
         db.execute("INSERT INTO run (run_id, command, version, started_at, state) VALUES ('r', 'sync', '0.0.7', 1, '')")
         db.commit()
+        with pytest.raises(SettingsError, match=f"format {number} of version 0.0.7; this"):
+            require_format(number, db)
+        db.execute("UPDATE run SET version = ?", (__version__,))  # it would name this program
+        with pytest.raises(SettingsError, match=f"format {number}; this"):
+            require_format(number, db)
+        db.rollback()
     before = content(lake)
     with pytest.raises(SettingsError, match=f"format {number}"), Lake(lake, doing="test"):
         pass
