@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pipeline.context import CommandContext
+    from pipeline.settings import Settings
 
 
 def run_monitored(context: CommandContext, command: str, run: Callable[..., ExitCode], **options: Any) -> ExitCode:
@@ -41,8 +42,13 @@ def run_monitored(context: CommandContext, command: str, run: Callable[..., Exit
         result.reason = to_one_line(f"{failure.message} {failure.hint}")
         raise
     finally:
-        result.seconds = max(0.0, (datetime.now(UTC) - result.started_at).total_seconds())
-        is_typed = sys.stdin.isatty() and (result.code == ExitCode.USAGE or command != SYNC)
-        if not (is_typed and result.has_failed):
-            run_async(report_run(settings, result))
+        report_end(settings, result)
     return code
+
+
+def report_end(settings: Settings, result: RunResult) -> None:
+    """Report the end of a run, unless it is a failure that a terminal shows."""
+    result.seconds = max(0.0, (datetime.now(UTC) - result.started_at).total_seconds())
+    is_typed = sys.stdin.isatty() and (result.code == ExitCode.USAGE or result.command != SYNC)
+    if not (is_typed and result.has_failed):
+        run_async(report_run(settings, result))

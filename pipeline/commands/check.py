@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -12,12 +13,15 @@ from pipeline.client.probe import check_service
 from pipeline.command_options import Excludes, Location, ReadDataOption, Requires
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
-from pipeline.findings import CheckResult, Finding, collect, format_finding, from_error, ok, skipped
+from pipeline.findings import CheckResult, Finding, Severity, collect, format_finding, from_error, ok, skipped
 from pipeline.lake.layout import LakeLayout, lock_lake_for_reading
 from pipeline.lake.reader import has_catalog
 from pipeline.locations import parse_location
+from pipeline.logs import to_one_line
 from pipeline.maintenance.repair import check_folder, check_lake, check_permissions
+from pipeline.monitored_run import report_end
 from pipeline.monitoring.after_run import check_channels
+from pipeline.monitoring.run_result import RunResult
 from pipeline.process import run_async
 from pipeline.publish.iceberg import check_iceberg_tables, has_iceberg_tables
 from pipeline.publish.restore import check_backup
@@ -77,9 +81,11 @@ def run(
     --report checks checksums, PDFs, manifest and signature of a folder, and needs neither lake nor service. A folder
     that was signed by its job must have its signature.
 
-    The exit code is that of the most severe finding; warnings have 0. While a run holds the lake, its files are not
-    compared, and the exit code is 5.
+    The exit code is that of the most severe finding; a warning has 0, but for wrong times of a report. While a run
+    holds the lake, its files are not compared, and the exit code is 5. The end of a check of the lake is in metrics and
+    alerts.
     """
+    started_at = datetime.now(UTC)
     if backup is not None:
         checks = check_backup(open_location(backup), read_data=read_data)
     elif report is not None:
@@ -90,11 +96,27 @@ def run(
     findings: list[Finding] = []
     for finding in checks:
         findings.append(finding)
-        if not context.as_json:  # at once: the later checks take long
+        is_silent = context.quiet and finding.severity is Severity.OK
+        if not (context.as_json or is_silent):  # at once: the later checks take long
             sys.stdout.write(format_finding(finding))
             sys.stdout.flush()
     result = collect(findings)
-    return context.print_result(result, f"{result.summarize()}\n", result.most_severe)
+    if backup is None and report is None:
+        _report_check(context, result, started_at)
+    is_silent = context.quiet and result.counts.keys() <= {Severity.OK}
+    return context.print_result(result, "" if is_silent else f"{result.summarize()}\n", result.most_severe)
+
+
+def _report_check(context: CommandContext, result: CheckResult, started_at: datetime) -> None:
+    """Report the check as a run of a monitored command. It has named settings that are wrong, among them channels."""
+    with suppress(SettingsError):
+        settings = context.load_layers().settings()
+        worst = next((item for item in result.findings if item.exit_code == result.most_severe), None)
+        reason = f"{worst.subject}: {worst.problem}. {worst.hint}" if worst and result.most_severe else ""
+        values = (settings.lake, context.source or "", result.most_severe, to_one_line(reason))
+        run = RunResult(*values, started_at=started_at, command="check")
+        if settings.metrics_file or settings.notify_url:
+            report_end(settings, run)
 
 
 def _check_setup(context: CommandContext, *, read_data: bool, published: bool) -> Iterator[Finding]:

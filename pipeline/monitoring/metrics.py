@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipeline.settings import Settings
 
 _WORLD_READABLE: Final = 0o644
+_WORLD_SEARCHABLE: Final = 0o755
 _FAILURES: Final = "scanlake_consecutive_failures"
 Samples = dict[tuple[str, str], float]
 """Values by metric and value of its label, which is empty for a metric without one."""
@@ -103,7 +104,9 @@ def require_metrics_file(settings: Settings) -> None:
 
 def write_metrics(path: Path, labels: Mapping[str, str], result: RunResult, free_bytes: int | None) -> None:
     """Write the metrics after a run to the file atomically, with `free_bytes` of the lake's disk. Raises `OSError`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir():  # another user's exporter reads it, whatever the umask is
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.chmod(_WORLD_SEARCHABLE)
     with lock_file(path.parent, blocking=True):  # of two runs that end together none is lost
         samples = _read_samples(path, labels)
         figures = _collect_figures(result, samples.get((_FAILURES, ""), 0), free_bytes)

@@ -22,8 +22,9 @@ def test_the_receiver_is_connected_to_and_gets_nothing(tmp_path: Path) -> None:
     """A receiver that listens is in order and gets no alert; one that does not is a warning without its URL."""
     with Collector().serving() as hook:
         [taken] = check_channels(Settings(notify_url=Secret(f"{hook.url}/secret")))
+        assert (taken.severity, hook.taken) == (Severity.OK, [])
         answer = called(tmp_path / "lake", "check", "--json", SCANLAKE_NOTIFY_URL=hook.url)
-    assert (taken.severity, hook.taken) == (Severity.OK, [])
+    assert [(body["event"], body["command"]) for body in hook.bodies] == [("failed", "check")], "at its end"
     assert "notify_url" in [finding["subject"] for finding in json.loads(answer.out)["findings"]]
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}/secret"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CONFIGS: Final = Path(__file__).resolve().parents[2] / "configs"
+DOCS: Final = CONFIGS.with_name("docs")
 FILES: Final = [
     path
     for folder in ("systemd", "kubernetes", "cron")
@@ -48,7 +49,7 @@ def commands_of(text: str) -> list[list[str]]:
         for part in re.findall(r"command: (\[.*\])", line):
             words = json.loads(part)
             found.append(words if words[0] != "sh" else shlex.split(words[2].partition(" || ")[0]))
-        if line.startswith("ExecStart=") or ("* * * *" in line and "/bin/scanlake" in line):
+        if line.startswith("ExecStart=") or re.match(r"(\S+ ){5}scanlake /opt/", line):
             found.append(shlex.split(line[line.index("/opt/") :]))
     assert all(Path(words[0]).name == "scanlake" for words in found)
     return [words[1:] for words in found]
@@ -66,7 +67,14 @@ def test_every_call_is_understood() -> None:
     """Each call in them has a verb and options that the command line has; an option that is gone is noticed."""
     calls = {path.name: commands_of(path.read_text(encoding="utf-8")) for path in FILES}
     verbs = {name: [call[0] for call in found] for name, found in calls.items() if found}
-    assert verbs == {"scanlake": ["sync"], "scanlake.service": ["sync"], "cronjob.yaml": ["sync"]}
+    assert verbs == {
+        "scanlake": ["sync", "backup", "check"],
+        "scanlake.service": ["sync"],
+        "scanlake-backup.service": ["backup"],
+        "scanlake-check.service": ["check"],
+        "cronjob.yaml": ["sync"],
+        "maintenance.yaml": ["backup", "check"],
+    }
     assert all(judge(call) for found in calls.values() for call in found)
     with pytest.raises(Exception, match="No such option"):
         judge(["sync", "--evry", "15m"])
@@ -81,13 +89,50 @@ def test_every_setting_exists(path: Path) -> None:
     assert not re.search(r"SCANLAKE_TOKEN\b(=|, value)", text)
 
 
-def test_the_unit_is_hardened() -> None:
-    """The service gives up what it does not need, gets the token as a credential, and has time for a last commit."""
-    text = (CONFIGS / "systemd" / "scanlake.service").read_text(encoding="utf-8")
-    found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
-    assert {key: found.get(key) for key in HARDENED} == HARDENED
-    assert int(found["TimeoutStopSec"]) > 10
-    assert "\nEnvironment=XDG_STATE_HOME=%S\n" in text, "its home is protected, and each failure would be sent"
+def read_unit(name: str) -> dict[str, list[str]]:
+    """The values of each directive of a unit."""
+    found: dict[str, list[str]] = {}
+    for line in (CONFIGS / "systemd" / name).read_text(encoding="utf-8").splitlines():
+        if "=" in line and not line.startswith("#"):
+            found.setdefault(line.partition("=")[0], []).append(line.partition("=")[2])
+    return found
+
+
+def test_the_units_are_hardened() -> None:
+    """The services give up what they do not need, get the token as a credential, and have time for a last commit."""
+    sync = read_unit("scanlake.service")
+    assert {key: sync.get(key) for key in HARDENED} == {key: [value] for key, value in HARDENED.items()}
+    assert int(sync["TimeoutStopSec"][0]) > 10
+    assert "XDG_STATE_HOME=%S" in sync["Environment"], "its home is protected, and each failure would be sent"
+    backups = " /var/backups/scanlake"
+    own = {"Description", "ExecStart"}
+    for name, place in (("scanlake-check.service", ""), ("scanlake-backup.service", backups)):
+        expected = sync | {key: [sync[key][0] + place] for key in ("ReadWritePaths", "RequiresMountsFor")}
+        assert {key: value for key, value in read_unit(name).items() if key not in own} == {
+            key: value for key, value in expected.items() if key not in own
+        }
+
+
+def test_another_user_can_read_the_metrics_of_the_units() -> None:
+    """The folder that docs/operations.md names for metrics is of each unit, and anybody may read it."""
+    [documented] = set(re.findall(r'metrics_file = "(\S+)"', (DOCS / "operations.md").read_text(encoding="utf-8")))
+    for name in ("scanlake.service", "scanlake-check.service", "scanlake-backup.service"):
+        unit = read_unit(name)
+        assert Path(documented).parent == Path("/var/cache", unit["CacheDirectory"][0])
+        assert unit["CacheDirectoryMode"] == ["0755"]
+
+
+def test_backup_and_check_are_between_two_syncs() -> None:
+    """No schedule starts a backup or a check in the minute of a sync, which would keep it from the lake."""
+    found = re.findall(
+        r'(?m)^(?:schedule: "|OnCalendar=|)((?:[*\d]\S* ){4}\S+|\*:0/15|(?:\w+ )?\d\d:\d\d)',
+        "\n".join(re.sub(r"(?m)^ +", "", path.read_text(encoding="utf-8")) for path in FILES),
+    )
+    syncs = [each for each in found if "/15" in each]
+    others = [each for each in found if "/15" not in each]
+    assert (len(syncs), len(others)) == (3, 6), found
+    minutes = [int(each.partition(" ")[0] if "*" in each else each[-2:]) for each in others]
+    assert all(3 <= minute % 15 <= 12 for minute in minutes)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
@@ -105,6 +150,9 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 
 def _pods(value: Any) -> Iterator[dict[str, Any]]:
     """Yield the pod templates of a Kubernetes object."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _pods(each)
     if isinstance(value, dict):
         if "containers" in value.get("spec", {}):
             yield value
@@ -132,7 +180,15 @@ def test_metrics_are_where_prometheus_scrapes() -> None:
 
 def test_the_pods_are_hardened() -> None:
     """Pods run as nobody in particular, write nowhere but their volumes, and have limits; the token is a file."""
-    text = (CONFIGS / "kubernetes" / "cronjob.yaml").read_text(encoding="utf-8")
+    names = ("cronjob.yaml", "maintenance.yaml")
+    text = "\n---\n".join((CONFIGS / "kubernetes" / name).read_text(encoding="utf-8") for name in names)
+    pods = [pod["spec"] for part in text.split("\n---\n") for pod in _pods(yaml.safe_load(part))]
+    assert len(pods) == 4
+    for pod in pods:
+        [container] = pod["containers"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert container["resources"]["limits"]["memory"]
     for line in (
         "runAsNonRoot: true", "readOnlyRootFilesystem: true", "allowPrivilegeEscalation: false",
         'capabilities: {drop: ["ALL"]}', "seccompProfile: {type: RuntimeDefault}", "enableServiceLinks: false",

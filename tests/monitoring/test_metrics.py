@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import re
 import shutil
 import subprocess
@@ -22,7 +23,8 @@ from pipeline.monitoring.metrics import METRICS, write_metrics
 from pipeline.monitoring.run_result import RunResult
 from pipeline.settings import Settings
 from tests.constants import set_run_constants
-from tests.monitoring.monitoring_harness import parsed, scanlake
+from tests.lake.corruption import flip
+from tests.monitoring.monitoring_harness import Collector, parsed, scanlake
 
 FULL: dict[str, Any] = {
     "requests": {"list": 4, "detail": 10, "total": 14}, "retries": 2, "files_stored": 7, "delta": {"throttled": 3},
@@ -124,6 +126,44 @@ def test_a_reader_never_sees_half_of_it(tmp_path: Path) -> None:
     assert parsed(path.read_text(encoding="utf-8")) != parsed(whole)
     assert [each.name for each in path.parent.iterdir()] == ["scanlake.prom"]
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_another_user_reads_it_whatever_the_umask_is(tmp_path: Path) -> None:
+    """File and new folder are open to all; a folder that was there keeps its mode."""
+    (tmp_path / "closed").mkdir(mode=0o750)
+    former = os.umask(0o077)
+    try:
+        for folder in ("closed", "new"):
+            write_metrics(tmp_path / folder / "m.prom", LABELS, DONE, 1)
+    finally:
+        os.umask(former)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (*tmp_path.iterdir(), tmp_path / "new" / "m.prom")}
+    assert modes == {"closed": 0o750, "new": 0o755, "m.prom": 0o644}
+
+
+async def test_a_check_is_reported(tmp_path: Path) -> None:
+    """A check of the lake leaves its end in the metrics, and one that finds damage is alerted by the file's name."""
+    lake, path = tmp_path / "lake", tmp_path / "scanlake.prom"
+    with Collector().serving() as hook:
+        given = {"SCANLAKE_METRICS_FILE": str(path), "SCANLAKE_LAKE": str(lake), "SCANLAKE_NOTIFY_URL": hook.url}
+        async with Emulator(4, seed=5) as emulator:
+            for command in ("sync", "check"):
+                assert (await scanlake(emulator, command, "--quiet", **given))[:2] == (0, ""), command
+            written = Written(path, {"lake": str(lake)})
+            first = written.value("last_success_timestamp_seconds", command="check")
+            assert first == written.value("last_run_timestamp_seconds", command="check") is not None
+            [documents] = (lake / "documents").iterdir()
+            flip(documents)
+            hook.taken.clear()
+            code, out, _ = await scanlake(emulator, "check", "--quiet", **given)
+            assert (code, out.splitlines()[0].split()[:2]) == (9, ["ERROR", "lake"]), out
+            await scanlake(emulator, "check", "--backup", str(lake), **given)  # of something else
+    written = Written(path, {"lake": str(lake)})
+    assert written.value("last_run_exit_code", command="check") == 9
+    assert written.value("last_success_timestamp_seconds", command="check") == first
+    [body] = hook.bodies
+    assert (body["event"], body["command"], body["exit_code"]) == ("failed", "check", 9)
+    assert documents.name in body["reason"]
 
 
 def test_the_file_remembers_the_last_run_of_each_command(tmp_path: Path) -> None:
