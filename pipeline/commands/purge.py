@@ -4,6 +4,7 @@ import getpass
 import os
 import socket
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import typer
@@ -14,7 +15,7 @@ from pipeline.errors import ExitCode, ScanlakeError, StorageError, to_scanlake_e
 from pipeline.formatting import pluralize
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.purge import MAX_FILE_ID, PurgePlan, PurgeResult, id_columns, plan_purge, purge
+from pipeline.lake.purge import MAX_FILE_ID, OutsideCopy, PurgePlan, PurgeResult, id_columns, plan_purge, purge
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.logs import to_one_line
 from pipeline.maintenance.writable_lake import open_writable_lake
@@ -32,14 +33,19 @@ from pipeline.publish.target_checks import (
 from pipeline.publish_after_run import publish_in_subprocess
 from pipeline.publish_outcome import PublishOutcome
 from pipeline.settings import Settings
-from schemas.timestamps import now_us
+from schemas.timestamps import now_us, to_datetime
 
 
 class Erasure(Struct, frozen=True):
-    """The erased files, who requested it, the publish that erased them on object storage, and what is there."""
+    """The receipt: the erased files, who requested it and when, the publish that erased them on object storage.
+
+    `copies` are what was there at `looked_at`.
+    """
 
     erased: PurgeResult
     requested_by: str
+    purged_at: datetime
+    looked_at: datetime
     publish: PublishOutcome | None = None
     copies: tuple[ErasedCopy, ...] = ()
 
@@ -77,6 +83,10 @@ def run(
     of the lake, as a folder that is not mounted, or the lake is also at an earlier target, which is named. The same
     purge repeats it.
 
+    Also shows, before and after, what no purge reaches: backups, folders of reports, and share links that are still
+    valid. The lake's records of reports and links are erased, too: keep the receipt (--json). meta.purges has the ids,
+    the time and the person.
+
     If the lake never had one of the files, the command ends with exit code 2 and erases nothing.
     """
     settings = context.settings()
@@ -91,7 +101,7 @@ def run(
         require_confirmation(_format_plan(plan), f"Erase {files}? This cannot be undone.", refusal=refusal)
     with open_writable_lake(settings, "purge") as lake:
         try:
-            result = purge(lake, file_ids, by=requester, at=now_us())
+            result = purge(lake, file_ids, by=requester, at=(purged_at := now_us()))
         except (OSError, StorageError) as error:
             raise _unfinished_error(lake, to_scanlake_error(error)) from error
         properties = lake.ledger.properties
@@ -99,9 +109,10 @@ def run(
         target = settings.publish_to or (record["target"] if record else None)
         note_unerased(lake.ledger, f"{target}/{LATEST}", f"{location}/{OWNER}")
     published, copies = _erase_copies(context, settings, result.file_ids, target, location)
-    text = _format_result(result) + "".join(map(_format_copy, copies))
+    text = _format_result(result) + "".join(map(_format_copy, copies)) + _format_outside(result.outside)
     code = ExitCode.OK if all(copy.is_erased for copy in copies) else ExitCode.PUBLISH
-    return context.print_result(Erasure(result, requester, published, copies), text, code)
+    at, looked_at = to_datetime(purged_at), datetime.now(UTC)
+    return context.print_result(Erasure(result, requester, at, looked_at, published, copies), text, code)
 
 
 def _unfinished_error(lake: Lake, failure: ScanlakeError) -> ScanlakeError:
@@ -140,6 +151,13 @@ def _format_copy(copy: ErasedCopy) -> str:
     return f"{copy.name}: NOT ERASED: {problem} Correct that, then run `scanlake purge` again.\n"
 
 
+def _format_outside(copies: Sequence[OutsideCopy]) -> str:
+    """Return where scanlake erases nothing: places that are known, and what is recorded nowhere."""
+    known = "".join(f"  {copy.kind} {copy.location}: {copy.content}\n" for copy in copies)
+    unknown = "exports, results of queries, and copies of the lake that other tools have made are recorded nowhere"
+    return f"not erased, because it is outside of the lake:\n{known}  {unknown}\n"
+
+
 def _format_plan(plan: PurgePlan) -> str:
     lines = [f"file {file.file_id}: reference {to_one_line(file.reference or '-')}" for file in plan.files[:_MAX_LINES]]
     if len(plan.files) > _MAX_LINES:
@@ -148,7 +166,8 @@ def _format_plan(plan: PurgePlan) -> str:
         f"{pluralize(len(plan.files), 'file')} in {pluralize(plan.parts, 'part')};"
         f" {pluralize(plan.snapshots, 'snapshot')} of earlier states would be deleted"
     )
-    return "\n".join(lines) + "\n"
+    lines += [f"{target}: would be read again, and named if it still has them" for target in plan.targets]
+    return "\n".join(lines) + "\n" + _format_outside(plan.outside)
 
 
 def _format_result(result: PurgeResult) -> str:

@@ -230,7 +230,19 @@ _VERIFICATIONS: Final = MetaTable(
     "verification ORDER BY verified_at DESC LIMIT 1000",
 )
 
-META_TABLES: Final = (_RUNS, _WINDOWS, _REJECTS, _DRIFT, _SNAPSHOTS, _VERIFICATIONS, _REPORTS, _REPORT_FILES, _SHARES)
+PURGES: Final = MetaTable(
+    "purges",
+    "One row per purge of a file: what the lake keeps of it.",
+    (
+        ("file_id", "BIGINT", "File that was erased."),
+        ("purged_at", _TIMESTAMP, "Time of the purge (UTC)."),
+        ("purged_by", "VARCHAR", "Who requested it."),
+    ),
+    "purge ORDER BY purged_at DESC, file_id LIMIT 1000000",
+)
+META_TABLES: Final = (
+    *(_RUNS, _WINDOWS, _REJECTS, _DRIFT, _SNAPSHOTS, _VERIFICATIONS, _REPORTS, _REPORT_FILES, _SHARES, PURGES),
+)
 
 FRESHNESS_COLUMNS: Final[tuple[MetaColumn, ...]] = (
     ("watermark", _TIMESTAMP, "Every file updated before this time, by the service's clock, is in the lake (UTC)."),

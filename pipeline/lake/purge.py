@@ -13,7 +13,7 @@ import secrets
 import sqlite3
 from contextlib import closing, suppress
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote, quote_plus
 
 import duckdb
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake.catalog_tables import read_parts_sql
+from pipeline.lake.catalog_tables import PURGES, read_parts_sql
 from pipeline.lake.duckdb import open_worker_connection, read_database
 from pipeline.lake.image_store import delete_images
 from pipeline.lake.integrity import check_parts_exist
@@ -41,6 +41,7 @@ from pipeline.lake.parts import (
 )
 from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FILES, RAW
+from schemas.timestamps import format_instant, now_us
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -64,14 +65,23 @@ _ID_IN_JSON_GLOB: Final = "*[^0-9]{}[^0-9]*"  # an id in the JSON of a verificat
 _MAX_SHOWN_IDS: Final = 10
 
 
+class OutsideCopy(Struct, frozen=True):
+    """A copy that no purge reaches: a backup, a report's folder, or a share link that may still be valid."""
+
+    kind: Literal["backup", "report folder", "share link"]
+    location: str
+    content: str
+
+
 class PurgeResult(Struct, frozen=True):
-    """Result of a purge; the object that `--json` prints."""
+    """Result of a purge; the object that `--json` prints. Its records of `outside` copies are erased, too."""
 
     file_ids: tuple[int, ...]
     known: tuple[int, ...]
     parts: int
     snapshots: int
     snapshot: int
+    outside: tuple[OutsideCopy, ...] = ()
 
 
 class PurgedFile(Struct, frozen=True):
@@ -82,12 +92,17 @@ class PurgedFile(Struct, frozen=True):
 
 
 class PurgePlan(Struct, frozen=True):
-    """What a purge erases: the files that the lake has, the parts to rewrite, and all earlier snapshots."""
+    """What a purge erases: the files that the lake has, the parts to rewrite, and all earlier snapshots.
+
+    `targets` have copies of the lake. `outside` are the copies that it does not reach.
+    """
 
     file_ids: tuple[int, ...]
     files: tuple[PurgedFile, ...]
     parts: int
     snapshots: int
+    targets: tuple[str, ...]
+    outside: tuple[OutsideCopy, ...]
 
 
 class _Findings(Struct, frozen=True):
@@ -121,7 +136,11 @@ def plan_purge(lake: Lake, selected_ids: Sequence[int]) -> PurgePlan:
     references = read_references(lake.layout, lake.ledger, seqs)
     files = tuple(PurgedFile(file_id, references.get(file_id)) for file_id in file_ids)
     has_work = bool(findings.stored or findings.in_progress)
-    return PurgePlan(selected, files, len(findings.parts), len(list_snapshots(lake.layout)) if has_work else 0)
+    snapshots = len(list_snapshots(lake.layout)) if has_work else 0
+    targets = tuple(url.rpartition("/")[0] or url for url in lake.ledger.properties.published_targets)
+    before = now_us() if has_work else _last_purged_at(lake.ledger, selected)
+    outside = _find_outside_copies(lake.ledger, findings.list_whole_keys(), _references_of(lake, findings), before)
+    return PurgePlan(selected, files, len(findings.parts), snapshots, targets, outside)
 
 
 def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResult:
@@ -137,12 +156,13 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
     last = ledger.last_snapshot()
     purged = [(file_id, at, by) for file_id in selected]
     if not stored and not in_progress:  # purged before; what came to a target since then can be a copy from before
+        outside = _find_outside_copies(ledger, (), (), _last_purged_at(ledger, selected))
         with ledger.transaction() as db:
             insert_all(db, "purge", ("file_id", "purged_at", "purged_by"), purged)
-        return PurgeResult(selected, (), 0, 0, last.snapshot if last is not None else 0)
+        return PurgeResult(selected, (), 0, 0, last.snapshot if last is not None else 0, outside)
     new = [rewritten for part in old for rewritten in _rewrite_part_without(lake, part, findings.condition)]
     references, keys = _references_of(lake, findings), findings.list_whole_keys()
-    words = _compile_words(references)
+    words, outside = _compile_words(references), _find_outside_copies(ledger, keys, references, at)
     snapshot_count = len(list_snapshots(layout))
     with ledger.transaction() as db:
         replace_parts(db, (part.name for part in old), new, at=at)
@@ -167,7 +187,44 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
         set_properties(db, published_targets=unerased)
         require_publish(db)
     record = lake.republish(at=at)  # deletes the old parts and snapshots too
-    return PurgeResult(selected, tuple(sorted(stored)), len(old), snapshot_count, record.snapshot)
+    return PurgeResult(selected, tuple(sorted(stored)), len(old), snapshot_count, record.snapshot, outside)
+
+
+def _last_purged_at(ledger: Ledger, file_ids: Sequence[int]) -> int:
+    sql = "SELECT coalesce(max(purged_at), 0) FROM purge WHERE file_id IN (SELECT value FROM json_each(?))"
+    return ledger.count(sql, (json.dumps(file_ids),))
+
+
+def _find_outside_copies(
+    ledger: Ledger, file_ids: Sequence[int], references: Sequence[str], before: int
+) -> tuple[OutsideCopy, ...]:
+    """Return what the ledger knows of copies elsewhere; of backups those that do not follow the purge at `before`."""
+    values = (json.dumps(file_ids), json.dumps(references))
+    of_file = "(file_id IN (SELECT value FROM json_each(?1)) OR reference IN (SELECT value FROM json_each(?2)))"
+    pdfs: dict[str, list[str]] = {}
+    for folder, pdf in ledger.query(
+        "SELECT DISTINCT folder, pdf FROM report_file AS f JOIN report_job USING (job) LEFT JOIN report_order AS o"
+        f" ON o.job = f.job AND o.batch = f.batch AND o.state IN ('saved', 'delivered') WHERE {of_file}"
+        " ORDER BY folder, pdf",
+        values,
+    ):
+        pdfs.setdefault(folder, []).extend([pdf] if pdf else [])
+    shares = ledger.query(
+        "SELECT share_url, expires_at, state FROM share WHERE state IN ('created', 'unknown') AND"
+        " coalesce(expires_at, ?3) >= ?3 AND (reference IN (SELECT value FROM json_each(?2)) OR EXISTS (SELECT 1 FROM"
+        " json_each(file_ids) AS own JOIN json_each(?1) AS purged USING (value))) ORDER BY share",
+        (*values, now_us()),
+    )
+    copies = [
+        OutsideCopy("backup", url, "the next backup to it erases the files there")
+        for url, last_purge_at in ledger.properties.backups.items()
+        if last_purge_at < before
+    ]
+    copies += [OutsideCopy("report folder", folder, ", ".join([*names, "manifest"])) for folder, names in pdfs.items()]
+    for url, expires_at, state in shares:
+        until = "without an end" if expires_at is None else f"until {format_instant(expires_at)}"
+        copies.append(OutsideCopy("share link", url or state, f"valid {until}"))
+    return tuple(copies)
 
 
 def _compile_words(references: Iterable[str]) -> re.Pattern[str]:
@@ -308,13 +365,16 @@ def _ids_in_snapshots(lake: Lake, file_ids: Collection[int]) -> set[int]:
 
 
 def read_ids_in_catalog(path: Path, file_ids: Collection[int], columns: Sequence[str] = ("file_id",)) -> set[int]:
-    """Return those of the ids that the columns of a catalog's tables have. Raises `duckdb.Error`."""
+    """Return those of the ids that the columns of a catalog's tables have, but for the records of purges.
+
+    Raises `duckdb.Error`.
+    """
     result = set[int]()
     with read_database(path) as db:
         tables = db.execute(
             "SELECT schema_name, table_name, column_name FROM duckdb_tables() JOIN duckdb_columns()"
-            " USING (schema_name, table_name) WHERE column_name = ANY($columns)",
-            {"columns": list(columns)},
+            " USING (schema_name, table_name) WHERE column_name = ANY($columns) AND table_name <> $records",
+            {"columns": list(columns), "records": PURGES.name},
         ).fetchall()
         for schema, table, name in tables:
             sql = f'SELECT DISTINCT {name} FROM "{schema}"."{table}" WHERE {name} = ANY($ids)'

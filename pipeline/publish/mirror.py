@@ -40,6 +40,7 @@ from pipeline.publish.target import (
     is_own_object,
     list_own_paths,
     list_target,
+    note_backup,
     note_published,
     note_target,
     read_latest,
@@ -116,10 +117,14 @@ def mirror_lake(lake: Lake, store: ObjectStore, options: MirrorOptions, *, at: i
     if isinstance(store, LocalStore):
         require_outside_lakes(store.root, str(store.root), lake.layout.root)
     check_parts_exist(lake.layout, lake.ledger.parts())
+    if options.backup:
+        note_backup(lake.ledger, store.base_url, is_whole=False)
     with _record_publish(lake, store, is_kept=not options.backup) as record:
         result, images = _Mirror(lake, store, options, last, at).publish()
         record["snapshot"], record["published_at"] = result.snapshot, at
         note_published(lake.ledger, store.url(LATEST))
+        if options.backup:
+            note_backup(lake.ledger, store.base_url, is_whole=True)
         images.require_whole()
     return replace(result, seconds=round(time.monotonic() - started, 3))
 

@@ -302,6 +302,13 @@ def note_published(ledger: Ledger, url: str) -> None:
         ledger.set_properties(published_targets={**known, url: True})
 
 
+def note_backup(ledger: Ledger, url: str, *, is_whole: bool) -> None:
+    """Let the ledger know where a backup is, and of which purges: one that is not whole, of those that it knew."""
+    known, last_purge_at = ledger.properties.backups, ledger.last_purge_at() or 0
+    if url not in known or (is_whole and known[url] != last_purge_at):
+        ledger.set_properties(backups={**known, url: last_purge_at})
+
+
 def note_unerased(ledger: Ledger, *urls: str) -> None:
     """Let the ledger know that targets can have purged files: a copy from before the purge can be put back."""
     known = ledger.properties.published_targets

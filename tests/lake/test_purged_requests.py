@@ -6,6 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 from msgspec.structs import replace
 
 from pipeline.lake.lake import Lake
@@ -20,9 +21,10 @@ from pipeline.lake.request_log import (
     ShareState,
 )
 from pipeline.reports.models import JobOptions
+from schemas.timestamps import DAY, now_us
 from tests.lake import lake_builder
 from tests.lake.lake_builder import AT, commit
-from tests.lake.operations import merge_all
+from tests.lake.operations import merge_all, told
 from tests.lake.test_purge import everything, purged
 from tests.sync.sync_harness import asked
 
@@ -142,3 +144,63 @@ def test_sql_and_folders_with_its_reference_are_changed(lake: Path, monkeypatch:
     assert folders == [("a", "/x/of-purged/b"), ("b", "/x/of-ref 11/c"), ("c", "/x/purged")]
     stored = {json.loads(text)["selection"]["sql"] for (text,) in asked(lake, "SELECT options FROM report_job")}
     assert stored == {"scan_code = 'purged' OR scan_code = 'O''Brien/77' OR id = 'purged'"}
+
+
+def test_what_no_purge_reaches_is_named_before_and_after(lake: Path, tmp_path: Path) -> None:
+    """Folders of reports with the file, share links that may be valid, and places with a copy; then they are forgotten.
+
+    Folders and links of other files are not named, nor is a link that has expired. meta.purges says who and when.
+    """
+    told(lake, "backup", str(tmp_path / "backup"))
+    options = JobOptions("http://service", {"kind": "ids"}).to_json()
+    with Lake(lake, doing="test") as held:
+        log = RequestLog(held.ledger)
+        for name, keys in (("both", (11, 12)), ("other", (12,)), ("none", (11,))):
+            batches = [] if name == "none" else [ReportBatch(1, "0001", None, files=keys)]
+            files = [ReportJobFile(place, key, f"ref {key}", None, None) for place, key in enumerate(keys)]
+            log.create(ReportJob(name, f"/reports/{name}", options, "{}", AT), files, batches)
+            for batch in batches:
+                confirmed = {key: FileConfirmation(AT, AT, "list") for key in keys}
+                order = log.record_order(name, batch, AT, confirmed)
+                log.update(name, order, state=OrderState.DELIVERED, pdf=f"{name}.pdf")
+        shares = (
+            ("ref 11", None, None),
+            ("former", "[11]", now_us() + DAY),
+            ("ref 11", None, AT),
+            ("ref 12", "[12]", None),
+        )
+        for place, (reference, file_ids, until) in enumerate(shares):
+            share = replace(make_share(reference, file_ids), expires_at=until, request=f"{place}")
+            number, _ = log.begin_share(share, now=AT, renew=True)
+            log.finish_share(number, ShareState.CREATED, url=f"http://service/s/{place}")
+    told(lake, "publish", "--to", (tmp_path / "mirror").as_uri())
+    plan = json.loads(told(lake, "purge", "11", "--dry-run", "--json"))
+    assert plan["targets"] == [(tmp_path / "mirror").as_uri()]
+    places = {item["location"]: item["content"] for item in plan["outside"]}
+    backup = (tmp_path / "backup").as_uri()
+    assert "the next backup to it erases" in places.pop(backup)
+    assert places.pop("http://service/s/1").startswith("valid until 20")
+    assert places == {
+        "/reports/both": "both.pdf, manifest",
+        "/reports/none": "manifest",
+        "http://service/s/0": "valid without an end",
+    }
+    shown = told(lake, "purge", "11", "--dry-run")
+    assert "  report folder /reports/both: both.pdf, manifest\n" in shown
+    assert "exports" in shown
+    done = json.loads(told(lake, "purge", "11", "--yes", "--requested-by", "me", "--json"))
+    assert done["erased"]["outside"] == plan["outside"]
+    assert [copy["name"] for copy in done["copies"]] == plan["targets"]
+    assert done["purged_at"] <= done["looked_at"]
+
+    def find_places() -> list[str]:
+        planned, again = (json.loads(told(lake, "purge", "11", option, "--json")) for option in ("--dry-run", "--yes"))
+        assert planned["outside"] == again["erased"]["outside"]
+        return [item["location"] for item in planned["outside"]]
+
+    assert find_places() == [backup], "the records of the others are erased, too"
+    told(lake, "backup", str(tmp_path / "backup"))
+    assert find_places() == []
+    with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as db:
+        *_, (file_id, purged_at, by) = db.execute("FROM meta.purges").fetchall()
+    assert (file_id, f"{purged_at.isoformat()}Z", by) == (11, done["purged_at"], "me")
