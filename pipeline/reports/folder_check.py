@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from pydantic import ValidationError
 
 from pipeline.atomic_files import list_names
-from pipeline.errors import SettingsError
+from pipeline.errors import ExitCode, SettingsError
 from pipeline.findings import collect, error, ok, warning
 from pipeline.formatting import pluralize
 from pipeline.reports.manifest import (
@@ -20,14 +20,18 @@ from pipeline.reports.manifest import (
     PAGE_NAME,
     SIGNATURE_NAME,
     SUMS_NAME,
+    WORKBOOK_NAME,
     count_entries,
     describe_pages,
     describe_reading,
     format_csv,
+    format_workbook,
+    read_sheet,
     render_page,
 )
 from pipeline.reports.models import Manifest
 from pipeline.reports.pdf_reader import UNREAD_HINT, Reading, Unread, count_found
+from pipeline.reports.proof_times import find_time_problems
 from pipeline.reports.signing import verify_signature
 from pipeline.version import __version__
 
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
 _SUMS_LINE: Final = re.compile(r"([0-9a-f]{64}) [ *]([^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*)")
 """No name begins with a dot or leads out of the folder."""
 _HINT: Final = "Get the folder again from its source, or run the job's command again."
+_TIMES_HINT: Final = "Correct the clock of the machine, then run the report into a new folder."
 _Problem: TypeAlias = "tuple[str, str]"
 """A file of the folder, and what is wrong with it."""
 
@@ -78,8 +83,16 @@ def check_report_folder(folder: Path, reader: PdfReader, allowed_signers: Path |
     unknown = sorted(name for name in list_names(folder) - known if not name.startswith("."))
     unread = (name for name, reading in readings.items() if reading is Unread.SKIPPED)
     findings += [warning("report", name, Unread.SKIPPED, UNREAD_HINT) for name in unread]
-    findings += [warning("report", name, "unknown file", "Nothing to do: no manifest names it.") for name in unknown]
+    for name in unknown:
+        report, code = (error, ExitCode.DAMAGE) if name.lower().endswith(".pdf") else (warning, ExitCode.OK)
+        findings.append(
+            report("report", name, "unknown file", "Move it out of the folder: no manifest names it.", code)
+        )
     if manifest is not None:
+        findings += [
+            warning("report", f"{JSON_NAME}, times", problem, _TIMES_HINT, ExitCode.REJECTS)
+            for problem in find_time_problems(manifest)
+        ]
         if manifest.scanlake != __version__:
             problem = f"made by scanlake {manifest.scanlake}, so not compared with {JSON_NAME}"
             findings.append(warning("report", PAGE_NAME, problem, "Check the page with that scanlake."))
@@ -131,6 +144,9 @@ def _find_manifest_problems(manifest: Manifest, sums: dict[str, str], folder: Pa
         yield JSON_NAME, "its counts are not those of its entries"
     if _read(folder / CSV_NAME) != format_csv(manifest.files):
         yield CSV_NAME, f"does not match {JSON_NAME}"
+    workbook = format_workbook(manifest.files) if WORKBOOK_NAME in sums else None
+    if workbook is not None and read_sheet(_read(folder / WORKBOOK_NAME)) != read_sheet(workbook):
+        yield WORKBOOK_NAME, f"does not match {JSON_NAME}"
     if manifest.scanlake == __version__ and _read(folder / PAGE_NAME) != render_page(manifest).encode():
         yield PAGE_NAME, f"does not match {JSON_NAME}"
 
@@ -158,7 +174,7 @@ def _find_pdf_problems(manifest: Manifest, sums: dict[str, str]) -> Iterator[_Pr
         on_pages = sum(file.on_pages is True for file in files[pdf.pdf])
         if on_pages != (pdf.references_found or 0) or pdf.pages != describe_pages(pdf.references_found, pdf.files):
             yield pdf.pdf, f"{JSON_NAME} has {on_pages} of its files on its pages, but also: {pdf.pages}"
-    for name in sorted(sums.keys() - {*LISTED_NAMES, *(pdf.pdf for pdf in manifest.pdfs)}):
+    for name in sorted(sums.keys() - {*LISTED_NAMES, WORKBOOK_NAME, *(pdf.pdf for pdf in manifest.pdfs)}):
         yield name, f"in {SUMS_NAME}, but not in {JSON_NAME}"
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from pipeline.errors import AuthenticationError, LakeLockedError, ScanlakeError, SettingsError, StorageError
+from pipeline.errors import AuthenticationError, ExitCode, LakeLockedError, ScanlakeError, SettingsError, StorageError
 from pipeline.lake.lake import Lake
 from pipeline.lake.request_log import OrderState, ReportJob
 from pipeline.logs import log
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     _ChosenFiles = tuple[Sequence[ReportJobFile], Sequence[ReportBatch], CatalogState]
     Signer = Callable[[bytes], bytes]
 
+_INTACT: Final = frozenset({ExitCode.OK, ExitCode.REJECTS})  # wrong times stay wrong
 _FOLLOWED: Final = frozenset({OrderState.ORDERED, OrderState.SAVED, OrderState.DELIVERED})
 
 
@@ -99,7 +100,9 @@ async def run_job(
                 publish()
             raise
         publish()
-        manifest = read_manifest(request_log, job).model_copy(update={"signed": sign is not None})
+        ahead = client.clock.seconds_ahead
+        own = {"signed": sign is not None, "clock_seconds_ahead": None if ahead is None else round(ahead, 1)}
+        manifest = read_manifest(request_log, job).model_copy(update=own)
         write_manifest(folder, manifest, sign)
     return JobResult(manifest, resumed, had_protocol_errors=run.orderer.had_protocol_errors)
 
@@ -113,7 +116,7 @@ def _find_finished(folder: JobFolder, reader: PdfReader, known: Manifest, sign: 
     names = folder.list_files()
     if SUMS_NAME in names and not known.failed:
         check, manifest = check_report_folder(folder.path, reader), read_folder_manifest(folder.path)
-        if manifest is not None and manifest.job == known.job and not manifest.failed and not check.most_severe:
+        if manifest is not None and manifest.job == known.job and not manifest.failed and check.most_severe in _INTACT:
             if sign is not None and SIGNATURE_NAME not in names:
                 folder.write(SIGNATURE_NAME, sign((folder.path / SUMS_NAME).read_bytes()))
             return manifest

@@ -1,17 +1,22 @@
-"""The manifest of a job's folder: manifest.json, manifest.csv, index.html, VERIFY.txt, SHA256SUMS and its signature."""
+"""The manifest of a job's folder: manifest.json, .csv and .xlsx, index.html, VERIFY.txt, SHA256SUMS, its signature."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import zipfile
+from contextlib import suppress
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec.structs import asdict
 from pydantic import BaseModel
 
+from pipeline.errors import SettingsError
 from pipeline.formatting import escape_control_characters, pluralize
 from pipeline.lake.layout import MANIFEST, SUMS, format_sums
 from pipeline.lake.request_log import OrderState
+from pipeline.lake.xlsx import open_workbook, write_sheet
 from pipeline.reports.models import CatalogState, Manifest, ManifestCounts, ManifestFile, ManifestOrder, ManifestPdf
 from pipeline.reports.pdf_reader import Unread
 from pipeline.reports.signing import NAMESPACE
@@ -34,12 +39,15 @@ SUMS_NAME: Final = SUMS
 SIGNATURE_NAME: Final = "SHA256SUMS.sig"
 PAGE_NAME: Final = "index.html"
 INSTRUCTIONS_NAME: Final = "VERIFY.txt"
+WORKBOOK_NAME: Final = "manifest.xlsx"
+"""With the optional XlsxWriter: manifest.csv with ids as text, of which a spreadsheet rounds those of 16 digits."""
 LISTED_NAMES: Final = (JSON_NAME, CSV_NAME, PAGE_NAME, INSTRUCTIONS_NAME)
 """The files of a folder that SHA256SUMS lists beside the PDFs."""
-OWN_NAMES: Final = (SIGNATURE_NAME, SUMS_NAME, *LISTED_NAMES)
+OWN_NAMES: Final = (SIGNATURE_NAME, SUMS_NAME, *LISTED_NAMES, WORKBOOK_NAME)
 """All files of a folder beside the PDFs."""
 _SCRIPT: Final = read_script("report_index.js")
 _POLICY: Final = build_policy(_SCRIPT)
+_NUMBERS: Final = {"bytes": "BIGINT", "on_pages": "BOOLEAN", "changed_since_selection": "BOOLEAN"}
 _INSTRUCTIONS: Final = f"""How to check this folder
 
 Run these commands in the folder. They need neither scanlake nor the service.
@@ -57,7 +65,21 @@ Run these commands in the folder. They need neither scanlake nor the service.
 
     ssh-keygen -Y verify -f ../allowed_signers -I signer -n {NAMESPACE} -s {SIGNATURE_NAME} < {SUMS_NAME}
 
-`scanlake check --report FOLDER` checks the same, and whether manifests, page and PDFs agree.
+4. Nothing is missing and nothing was added. The first command prints {SUMS_NAME}, {SIGNATURE_NAME} if the folder is
+   signed, and nothing else. The second counts the selected files: {{files:,}}. The third counts the PDFs: {{pdfs:,}}.
+
+    ls | grep -vxF -e "$(cut -c67- {SUMS_NAME})"
+    tail -n +2 {CSV_NAME} | wc -l
+    find . -name '*.pdf' | wc -l
+
+   {{delivered:,}} of the selected files are in these PDFs: column pdf of {CSV_NAME}. {{failed:,}} are in none: column
+   reason.
+
+`scanlake check --report FOLDER` checks the same, and whether manifests, page, PDFs and times agree.
+
+A signature proves who signed this content, and that it has not changed since. It does not prove when: times are those
+of the machine's clock, which {JSON_NAME} compares with the service's (clock_seconds_ahead). An independent time needs a
+time stamp of {SUMS_NAME} by an authority (RFC 3161).
 """
 
 
@@ -69,8 +91,12 @@ def write_manifest(folder: JobFolder, manifest: Manifest, sign: Callable[[bytes]
         JSON_NAME: f"{manifest.model_dump_json(indent=1)}\n".encode(),
         CSV_NAME: format_csv(manifest.files),
         PAGE_NAME: render_page(manifest).encode(),
-        INSTRUCTIONS_NAME: _INSTRUCTIONS.encode(),
+        INSTRUCTIONS_NAME: _INSTRUCTIONS.format(**dict(manifest.counts)).encode(),
     }
+    if (workbook := format_workbook(manifest.files)) is not None:
+        contents[WORKBOOK_NAME] = workbook
+    else:
+        folder.remove(WORKBOOK_NAME)  # of an earlier run
     sums = {pdf.pdf: pdf.sha256 for pdf in manifest.pdfs}
     for name, content in contents.items():
         folder.write(name, content)
@@ -178,6 +204,23 @@ def format_csv(files: Sequence[ManifestFile]) -> bytes:
         (escape_control_characters(value) if isinstance(value, str) else value for _, value in file) for file in files
     )
     return "".join(map(format_csv_row, (ManifestFile.model_fields, *rows))).encode()
+
+
+def format_workbook(files: Sequence[ManifestFile]) -> bytes | None:
+    """Return manifest.xlsx, with every text exactly; None without XlsxWriter, or if a sheet or cell is too small."""
+    columns = [(name, _NUMBERS.get(name, "VARCHAR")) for name in ManifestFile.model_fields]
+    with suppress(SettingsError), BytesIO() as target:
+        with open_workbook(target) as book:
+            write_sheet(book, "files", columns, ([value for _, value in file] for file in files))
+        return target.getvalue()
+    return None
+
+
+def read_sheet(workbook: bytes) -> bytes | None:
+    """Return the only sheet of a workbook as XML, with every text in its cell; None if it cannot be read."""
+    with suppress(zipfile.BadZipFile, KeyError), zipfile.ZipFile(BytesIO(workbook)) as archive:
+        return archive.read("xl/worksheets/sheet1.xml")
+    return None
 
 
 def render_page(manifest: Manifest) -> str:

@@ -116,7 +116,11 @@ class CatalogState(_Model):
 
 
 class Manifest(_Model):
-    """The content of manifest.json: the whole job. `signed`: a signature belongs to the folder."""
+    """The content of manifest.json: the whole job. `signed`: a signature belongs to the folder.
+
+    Times are by the machine's clock; `clock_seconds_ahead`: how far the service's was ahead of it in the last run. The
+    watermark and `deletions_known_at` are by the service's clock.
+    """
 
     format: Literal[1] = 1
     job: str
@@ -124,6 +128,7 @@ class Manifest(_Model):
     service: str
     begun_at: str
     written_at: str
+    clock_seconds_ahead: float | None = None
     signed: bool = False
     title: str | None = None
     purpose: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from functools import partial
@@ -12,8 +13,9 @@ import pytest
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.findings import Severity
 from pipeline.reports.folder_check import read_folder_manifest
-from pipeline.reports.manifest import format_csv, render_page
+from pipeline.reports.manifest import format_csv, format_workbook, render_page
 from pipeline.reports.pdf_reader import PdfReader, Unread
+from pipeline.reports.proof_times import find_time_problems
 from pipeline.reports.signing import sign
 from tests.findings import checked_folder, folder_problems, lines_of
 from tests.reports.report_harness import drop_line, edit_file, make_key, replace_file, truncate
@@ -38,6 +40,7 @@ def _tell_otherwise(names: str, **change: Any) -> Callable[[Path], None]:
         contents = {
             "json": ("manifest.json", changed.model_dump_json().encode()),
             "csv": ("manifest.csv", format_csv(changed.files)),
+            "xlsx": ("manifest.xlsx", format_workbook(changed.files) or b""),
             "html": ("index.html", render_page(changed).encode()),
         }
         for name in names.split():
@@ -59,20 +62,26 @@ def _tell_otherwise(names: str, **change: Any) -> Callable[[Path], None]:
         (lambda out: replace_file(out, "manifest.json", b"{"), "manifest.json: cannot be read"),
         (
             lambda out: edit_file(out / "SHA256SUMS", lambda sums: sums + b"\n"),
-            "SHA256SUMS, line 8: not a checksum of a file of this folder",
+            "SHA256SUMS, line 9: not a checksum of a file of this folder",
         ),
         (_tell_otherwise("csv", reference="X-4711"), "manifest.csv: does not match manifest.json"),
         (_tell_otherwise("csv", state="failed"), "manifest.csv: does not match manifest.json"),
+        (_tell_otherwise("xlsx", reference="X-4711"), "manifest.xlsx: does not match manifest.json"),
+        (lambda out: replace_file(out, "manifest.xlsx", b"PK"), "manifest.xlsx: does not match manifest.json"),
+        (lambda out: shutil.copy(out / "report-0001.pdf", out / "Extra.PDF"), "Extra.PDF: unknown file"),
         (_tell_otherwise("html", reference="X-4711"), "index.html: does not match manifest.json"),
         (_tell_otherwise("html", confirmed_after_at="2020-01-01T00:00:00Z"), "index.html: does not match manifest"),
         (
-            _tell_otherwise("json csv html", reference="X-4711", file_id=4711),
+            _tell_otherwise("json csv xlsx html", reference="X-4711", file_id=4711),
             "its pages and manifest.json disagree about file 4711",
         ),
-        (_tell_otherwise("json csv html", bytes=7), "is in no PDF and has no reason"),
-        (_tell_otherwise("json csv html", on_pages=None), "manifest.json has 9 of its files on its pages"),
-        (_tell_otherwise("json csv html", on_pages=False), "is delivered, but not on the pages of its PDF"),
-        (_tell_otherwise("json csv html", changed_since_selection=True), "its counts are not those of its entries"),
+        (_tell_otherwise("json csv xlsx html", bytes=7), "is in no PDF and has no reason"),
+        (_tell_otherwise("json csv xlsx html", on_pages=None), "manifest.json has 9 of its files on its pages"),
+        (_tell_otherwise("json csv xlsx html", on_pages=False), "is delivered, but not on the pages of its PDF"),
+        (
+            _tell_otherwise("json csv xlsx html", changed_since_selection=True),
+            "its counts are not those of its entries",
+        ),
     ],
 )
 def test_a_change_is_found(finished_folder: Path, tmp_path: Path, damage: Callable[[Path], None], problem: str) -> None:
@@ -170,12 +179,19 @@ async def test_signatures(scene: Scene, tmp_path: Path) -> None:
     shutil.copy(tmp_path / "keys", tmp_path / "allowed_signers")
     text = (out / "VERIFY.txt").read_text()
     commands = [line.strip() for line in text.splitlines() if line.startswith("    ")]
-    assert [command.split()[0] for command in commands] == ["sha256sum", "ssh-keygen", "ssh-keygen"]
+    names = ["sha256sum", "ssh-keygen", "ssh-keygen", "ls", "tail", "find"]
+    assert [command.split()[0] for command in commands] == names
+
+    def run(commands: list[str]) -> list[subprocess.CompletedProcess[bytes]]:
+        return [subprocess.run(["bash", "-c", each], cwd=out, capture_output=True, check=False) for each in commands]
 
     def run_commands() -> list[bool]:
-        runs = [subprocess.run(["bash", "-c", each], cwd=out, capture_output=True, check=False) for each in commands]
-        return [run.returncode == 0 for run in runs]
+        return [each.returncode == 0 for each in run(commands[:3])]
 
+    listed, files, pdfs = (each.stdout.split() for each in run(commands[3:]))
+    assert (listed, files, pdfs) == ([b"SHA256SUMS", b"SHA256SUMS.sig"], [b"25"], [b"3"])
+    assert "counts the selected files: 25. The third counts the PDFs: 3." in text
+    assert "25 of the selected files are in these PDFs" in text
     assert run_commands() == [True, True, True]
     page = (out / "index.html").read_text()
     assert "VERIFY.txt says how to check this folder" in page
@@ -186,6 +202,10 @@ async def test_signatures(scene: Scene, tmp_path: Path) -> None:
     assert "by an allowed signer" in folder_problems(out, tmp_path / "others")[0]
     with pytest.raises(SettingsError, match="no such file"):
         checked_folder(out, tmp_path / "nobody")
+    (out / "added.pdf").write_bytes(b"%PDF-1.4")
+    listed, _, pdfs = (each.stdout.split() for each in run(commands[3:]))
+    assert (b"added.pdf" in listed, pdfs) == (True, [b"4"])
+    (out / "added.pdf").unlink()
     replace_file(out, "report-0001.pdf", b"%PDF-1.4 other %%EOF")
     assert run_commands() == [True, False, False], "sums made again are not signed"
     assert any("not a signature of this content" in line for line in folder_problems(out))
@@ -203,3 +223,65 @@ async def test_signatures(scene: Scene, tmp_path: Path) -> None:
 def _name_signer(out: Path, allowed_signers: Path | None = None) -> str:
     [found] = [item for item in checked_folder(out, allowed_signers).findings if item.subject == "SHA256SUMS.sig"]
     return found.problem.removeprefix("signed by ")
+
+
+_FAR = 60_480_000
+
+
+@every(
+    ("change", "problems"),
+    [
+        ({}, []),
+        ({"clock_seconds_ahead": 59.0}, []),
+        ({"clock_seconds_ahead": 61.0}, ["the clock of the machine was 61 s behind the service's, when the job ended"]),
+        (
+            {"clock_seconds_ahead": -90.0},
+            ["the clock of the machine was 90 s ahead of the service's, when the job ended"],
+        ),
+        (
+            {"watermark": "2199-01-01T00:00:00Z"},
+            ["begin of the job {begun_at} is before watermark 2199-01-01T00:00:00Z"],
+        ),
+        (
+            {"deletions_known_at": "2199-01-01T00:00:00Z"},
+            ["begin of the job {begun_at} is before last verify 2199-01-01T00:00:00Z"],
+        ),
+        (
+            {"written_at": "2019-01-01T00:00:00Z"},
+            [
+                "end of the job 2019-01-01T00:00:00Z is before begin of the job {begun_at}",
+                "end of the job 2019-01-01T00:00:00Z is before second confirmation {confirmed_after_at}",
+            ],
+        ),
+        (
+            {"begun_at": "2199-01-01T00:00:00Z"},
+            [
+                "end of the job {written_at} is before begin of the job 2199-01-01T00:00:00Z",
+                "first confirmation {confirmed_before_at} is before begin of the job 2199-01-01T00:00:00Z",
+            ],
+        ),
+    ],
+)
+def test_times_that_contradict_each_other_are_named(
+    finished_folder: Path, change: dict[str, Any], problems: list[str]
+) -> None:
+    """Each kind is named once: against the service's clock, its watermark, and the order of the steps."""
+    manifest = _read_manifest(finished_folder)
+    times = dict(manifest) | dict(manifest.files[0])
+    assert find_time_problems(manifest.model_copy(update=change)) == [text.format(**times) for text in problems]
+
+
+async def test_a_wrong_clock_of_the_machine_is_named(scene: Scene) -> None:
+    """A service whose Date is 700 days ahead: run and check name it with exit code 4, and the job stays complete."""
+    scene.emulator.set_quirks(date_skew_seconds=float(_FAR))
+    for _ in range(2):
+        answer = await scene.report("--json")
+        assert answer.code == ExitCode.REJECTS, answer
+        [problem] = answer.json["time_problems"]
+        assert re.search(r"was 60,\d{3},\d{3} s behind the service's", problem)
+    assert answer.json["was_complete"]
+    checked = checked_folder(scene.out)
+    assert checked.most_severe == ExitCode.REJECTS
+    assert any("s behind the service's" in line for line in lines_of(checked.findings, Severity.WARNING))
+    shown = await scene.report()
+    assert "\ntimes: the clock of the machine was 60," in shown.out

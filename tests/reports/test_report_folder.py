@@ -16,7 +16,7 @@ import pytest
 from pipeline.errors import ExitCode, SettingsError, StorageError
 from pipeline.formatting import escape_control_characters
 from pipeline.reports.folder import JobFolder
-from pipeline.reports.manifest import format_csv, render_page
+from pipeline.reports.manifest import format_csv, format_workbook, read_sheet, render_page
 from pipeline.reports.models import Manifest, ManifestCounts, ManifestFile
 from pipeline.reports.signing import sign
 from pipeline.text_tables import escape_formula
@@ -210,6 +210,7 @@ def test_line_ends_in_references_make_no_rows(copied_folder: Path) -> None:
     manifest = manifest.model_copy(update={"files": files})
     replace_file(copied_folder, "manifest.json", manifest.model_dump_json().encode())
     replace_file(copied_folder, "manifest.csv", content)
+    replace_file(copied_folder, "manifest.xlsx", format_workbook(files) or b"")
     problems = folder_problems(copied_folder)
     assert not [line for line in problems if line.startswith("manifest")], problems
 
@@ -260,3 +261,21 @@ async def test_one_pdf_for_each_file_or_group(scene: Scene, tmp_path: Path) -> N
     assert len(pdfs) > 3
     assert all((len(names), pdf.startswith(*names)) == (1, True) for pdf, names in pdfs.items())
     assert len(check_folder(groups)) == FILES
+
+
+def test_the_workbook_has_ids_as_text(finished_folder: Path) -> None:
+    """Each id is a string of its digits, where a spreadsheet would round a number."""
+    manifest = Manifest.model_validate_json((finished_folder / "manifest.json").read_bytes())
+    sheet = (read_sheet((finished_folder / "manifest.xlsx").read_bytes()) or b"").decode()
+    assert len(re.findall("<row ", sheet)) == 1 + len(manifest.files)
+    ids = re.findall(r'<c r="A\d+" t="inlineStr"><is><t>(\d+)</t>', sheet)
+    assert ids == [str(file.file_id) for file in manifest.files]
+    assert max(map(len, ids)) > 15
+
+
+def test_without_xlsxwriter_there_is_no_workbook(finished_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra is optional: without it no workbook is written, and one that is there is not compared."""
+    monkeypatch.setattr("pipeline.lake.xlsx._LIBRARY", "no_such_library")
+    manifest = Manifest.model_validate_json((finished_folder / "manifest.json").read_bytes())
+    assert format_workbook(manifest.files) is None
+    assert folder_problems(finished_folder) == []
