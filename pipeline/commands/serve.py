@@ -18,6 +18,7 @@ from pipeline.errors import ExitCode, StorageError
 from pipeline.lake.lake_folder import require_own_file
 from pipeline.lake.ledger_queries import RunRecord
 from pipeline.lake.reader import IMAGES_COMMAND, LiveState, read_live_state, run_interruptibly
+from pipeline.lake.sizes import read_size
 from pipeline.monitoring.run_result import find_failures
 from pipeline.pages.catalog_access import CatalogAccess
 from pipeline.pages.dashboard import LedgerState, load_dashboard, render_dashboard
@@ -125,6 +126,7 @@ def _read_ledger(settings: Settings) -> LedgerState:
         runs=[_to_row(run) for run in state.runs[:_MAX_RUNS]],
         failing=None if failures is None else str(failures),
         paused_at=None if pause is None else pause["to"],
+        size=read_size(settings.lake),
     )
 
 

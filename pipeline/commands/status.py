@@ -25,6 +25,7 @@ from pipeline.formatting import (
 )
 from pipeline.lake.ledger_queries import RunRecord
 from pipeline.lake.reader import IMAGES_COMMAND, LiveState, fetch_dicts, has_catalog, load_live_state, open_catalog
+from pipeline.lake.sizes import LakeSize, read_size
 from pipeline.logs import to_one_line
 from pipeline.monitoring.run_result import Failures, find_failures
 from pipeline.publish_outcome import PublishOutcome
@@ -136,6 +137,7 @@ class LakeStatus(Struct, frozen=True):
     failures: Failures | None = None
     images: Failures | None = None
     interrupted: str | None = None
+    size: LakeSize | None = None
     unproven_files: int = 0
     unstable_files: int = 0
     has_gaps: bool = False
@@ -173,7 +175,7 @@ def run(
     else:
         status = _read_catalog(status, settings, runs)
     if state is not None:
-        status = _update(status, state, runs)
+        status = replace(_update(status, state, runs), size=read_size(settings.lake))
     has_failed = status.failures or status.images or (status.publish is not None and status.publish.problem)
     code = problem.exit_code if problem is not None else ExitCode.FAILED if has_failed else ExitCode.OK
     return context.print_result(status, lambda: _format_status(status), code)
@@ -303,6 +305,8 @@ def _summary_lines(status: LakeStatus) -> list[str]:
     if status.is_catalog_changed:
         lines.append("catalog.duckdb is not as it was published: `scanlake check` compares its rows.")
     lines += _state_lines(status)
+    if status.size is not None:
+        lines.append(f"{format_bytes(status.size.total)}: {status.size.details}.")
     if status.publish is not None:
         lines.append(str(status.publish))
     if fresh.watermark is None or fresh.age_seconds is None:

@@ -8,7 +8,6 @@ import socket
 from contextlib import contextmanager, suppress
 from datetime import datetime  # noqa: TC003 - msgspec reads the annotations
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -20,6 +19,7 @@ from pipeline.findings import Finding, from_error, ok, warning
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.mounts import find_lost_mount, name_record, write_record
 from pipeline.lake.reader import KILLED, open_ledger_readonly, read_live_state
+from pipeline.lake.sizes import LakeSize, measure_lake
 from pipeline.logs import log, to_one_line
 from pipeline.monitoring.metrics import require_metrics_file, write_metrics
 from pipeline.monitoring.run_result import SYNC, RunResult, is_failure
@@ -29,6 +29,7 @@ from schemas.timestamps import format_instant, to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger_queries import SnapshotRecord
@@ -254,6 +255,7 @@ class LakeStats(Struct, frozen=True):
     snapshot: int | None
     watermark: datetime | None
     bytes: int
+    size: LakeSize
     disk_free_bytes: int
     verified_at: datetime | None
     verified_consistent: bool | None
@@ -267,7 +269,7 @@ class LakeStats(Struct, frozen=True):
         snapshot, verification = ledger.last_snapshot(), ledger.last_verification()
         watermark = None if snapshot is None else snapshot.watermark
         reasons = ledger.count_rejects()
-        limits = ledger.properties.learned_limits or {}
+        limits, size = ledger.properties.learned_limits or {}, measure_lake(lake.layout, ledger)
         return cls(
             files=None if snapshot is None else snapshot.files,
             deleted_files=ledger.count_deleted_files(),
@@ -275,21 +277,11 @@ class LakeStats(Struct, frozen=True):
             rejects_by_reason=dict(islice(reasons.items(), _MAX_REASONS)),
             snapshot=None if snapshot is None else snapshot.snapshot,
             watermark=None if watermark is None else to_datetime(watermark),
-            bytes=folder_bytes(lake.layout.root),
+            bytes=size.total,
+            size=size,
             disk_free_bytes=shutil.disk_usage(lake.layout.root).free,
             verified_at=None if verification is None else to_datetime(verification.verified_at),
             verified_consistent=None if verification is None else verification.consistent,
             rate=limits.get("rate"),
             concurrency=limits.get("concurrency"),
         )
-
-
-def folder_bytes(folder: Path) -> int:
-    """Return the bytes of all files below a folder, each once; files that vanish during the count are ignored."""
-    sizes: dict[tuple[int, int], int] = {}
-    for path, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                status = Path(path, name).lstat()
-                sizes[status.st_dev, status.st_ino] = status.st_size
-    return sum(sizes.values())

@@ -79,6 +79,8 @@ METRICS: Final = (
         "scanlake_last_publish_timestamp_seconds", "Last successful publish to object storage.", "publish.published_at"
     ),
     Metric("scanlake_lake_size_bytes", "Size of the lake's folder.", "lake.bytes"),
+    Metric("scanlake_lake_content_bytes", "Size by what has it.", "lake.size.contents", "content"),
+    Metric("scanlake_lake_year_bytes", "What a year will add, at the rate of up to 90 days.", "lake.size.year_bytes"),
     Metric("scanlake_disk_free_bytes", "Free space on the disk of the lake.", "run.free_bytes"),
     Metric(
         "scanlake_last_verify_timestamp_seconds", "Last comparison with the service's full list.", "lake.verified_at"

@@ -18,6 +18,8 @@ from pipeline.templates.rendering import ENVIRONMENT, build_policy, read_script,
 if TYPE_CHECKING:
     import duckdb
 
+    from pipeline.lake.sizes import LakeSize
+
 _OLD_AFTER: Final = timedelta(days=1)
 _SCRIPT: Final = read_script("dashboard.js")
 POLICY: Final = build_policy(_SCRIPT, "img-src data:", "base-uri 'none'", "form-action 'none'")
@@ -64,6 +66,7 @@ class LedgerState(Struct, frozen=True):
     paused_at: int | None = None
     source: str | None = None
     remote_problem: str | None = None
+    size: LakeSize | None = None
 
 
 class ShownPanel(Struct, frozen=True):

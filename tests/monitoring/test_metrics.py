@@ -31,7 +31,7 @@ FULL: dict[str, Any] = {
     "lake": {
         "files": 7, "deleted_files": 1, "rejects": 2, "snapshot": 4, "watermark": "2026-11-18T12:09:30Z",
         "bytes": 123_456, "verified_at": "2026-11-06T21:20:00Z", "verified_consistent": True, "rate": 49.5,
-        "concurrency": 32,
+        "concurrency": 32, "size": {"contents": {"documents": 9, "images": 0}, "year_bytes": 365},
     },
     "publish": {"failures": 2, "published_at": "2026-11-06T21:20:00.500000Z"},
     "verify": {"requests": {"list": 1, "detail": 0}},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -46,7 +47,9 @@ def test_a_file_is_written_and_renewed(main: Main, tmp_path: Path) -> None:
     answer = main(*WRITE, "dashboard.html")
     assert (answer.code, answer.err) == (0, "")
     assert answer.out == f"{page}: {page.stat().st_size:,} bytes\n"
-    assert "Files 2 " in ParsedPage(page.read_text(encoding="utf-8")).text
+    text = ParsedPage(page.read_text(encoding="utf-8")).text
+    assert "Files 2 " in text
+    assert re.search(r"Size [\d.]+ MB documents [\d.]+ kB, tables [\d.]+ kB, catalog [\d.]+ kB, ", text), text
     before = page.stat().st_ino
     assert page.stat().st_mode & 0o777 == 0o644
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dashboard.html", "lake"]
