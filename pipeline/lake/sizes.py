@@ -14,7 +14,6 @@ from msgspec import Struct
 from pipeline.errors import ScanlakeError
 from pipeline.formatting import format_bytes
 from pipeline.lake.layout import IMAGES, LakeLayout, list_snapshots
-from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.reader import open_ledger_readonly
 from schemas.timestamps import DAY, now_us, to_datetime
 
@@ -32,6 +31,7 @@ _FIRST_STATE: Final = (
     "SELECT published_at, files FROM snapshot WHERE complete AND state = 'published'"
     " ORDER BY published_at > ?1, abs(published_at - ?1) LIMIT 1"
 )
+_DOCUMENTS: Final = "SELECT coalesce(sum(row_count), 0) FROM part WHERE table_name = 'documents'"
 _VERSIONS: Final = "SELECT coalesce(sum(files_stored), 0) FROM run WHERE started_at > ?"
 _IMAGE_BYTES: Final = "SELECT coalesce(sum(bytes), 0) FROM (SELECT DISTINCT path, bytes FROM image WHERE path NOT NULL)"
 
@@ -85,7 +85,7 @@ def measure_lake(layout: LakeLayout, ledger: LedgerQueries) -> LakeSize:
     if first is None or (days := (now - first["published_at"]) / DAY) < _MIN_DAYS:
         return LakeSize(total, contents)
     versions = ledger.count(_VERSIONS, (first["published_at"],))
-    rows = ledger.count(f"SELECT coalesce(sum(row_count), 0) FROM part WHERE table_name = '{RAW_TABLE}'")
+    rows = ledger.count(_DOCUMENTS)
     files, documents = ledger.count_files(), contents["documents"]
     others = max(0, total - documents - len(list_snapshots(layout)) * _EMPTY_CATALOG_BYTES)
     added = versions * documents / max(rows, 1) + max(0, files - first["files"]) * others / max(files, 1)
