@@ -25,7 +25,9 @@ LOG_INTERVAL_SECONDS: Final = 10.0
 _RATE_WINDOW_SECONDS: Final = 20.0
 _LIMIT_LABELS: Final = {
     "processor": "this machine's processor",
-    "server limit": "the service's rate limit",
+    "rate": "the service's rate limit",
+    "calls in flight": "the service's limit of concurrent requests",
+    "refusals": "refusals at random",
     "latency": "the service's latency",
     "ceiling": "max_concurrency",
 }

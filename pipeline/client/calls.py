@@ -47,8 +47,13 @@ BUDGET_PER_REQUEST: Final = 0.5  # retries
 BUDGET_PER_SECOND: Final = 1.0  # retries
 _FIRST_JITTER_SECONDS: Final = 0.5
 _MAX_JITTER_SECONDS: Final = 30.0
-_MAX_THROTTLE_JITTER_SECONDS: Final = 0.1
+_THROTTLE_JITTER_SECONDS: Final = (0.1, 5.0)  # first and longest: a limit of one route refuses its calls alone
 _THROTTLE_ATTEMPT_FACTOR: Final = 5  # a 429 is not a failure: a call may have this many times more of them
+_PATIENCE: Final = 8.0  # times the usual latency
+_PATIENCE_MEMORY: Final = 0.01  # share of a new answer in the usual latency
+_PATIENCE_ANSWERS: Final = 5  # fewer are no measure
+_MIN_PATIENCE_SECONDS: Final = 2.0
+_FIRST_PATIENCE_SECONDS: Final = 15.0  # before these
 _UNREACHABLE: Final = {"connect", "dns", "handshake"}
 _MAX_FIRST_HANDSHAKES: Final = 2  # a service that ends two without any answer does not support this client's TLS
 Value = TypeVar("Value")
@@ -79,6 +84,33 @@ class TimeSource:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     random: Callable[[], float] = random.random
+
+
+class Patience(Struct):
+    """How long an answer is waited for: a stalled call is given up far below the time limit of an attempt.
+
+    The bound is many times the usual latency, and doubles with each attempt of a call, so that a service that has
+    become slow is waited for.
+    """
+
+    answers: int = 0
+    mean: float = 0.0
+    deviation: float = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Learn from an answer, or from a call that was given up, after some seconds."""
+        self.answers += 1
+        share = max(1 / self.answers, _PATIENCE_MEMORY)
+        self.deviation += (abs(seconds - self.mean) - self.deviation) * share
+        self.mean += (seconds - self.mean) * share
+
+    def seconds(self, call: ApiCall[Any]) -> float:
+        """Return the seconds to wait in the next attempt of a call; infinite if it must not be sent twice."""
+        if not call.is_idempotent:
+            return math.inf
+        usual = max(_MIN_PATIENCE_SECONDS, _PATIENCE * (self.mean + 4 * self.deviation))
+        bound = usual if self.answers >= _PATIENCE_ANSWERS else _FIRST_PATIENCE_SECONDS
+        return bound * 2.0**call.timeouts
 
 
 class RetryBudget:
@@ -115,9 +147,11 @@ class RetryPolicy:
     was_answered: bool = False  # the service has sent any answer at all
     silent_since: float | None = None  # start of the first attempt that failed since the last sign of life
     budget: RetryBudget = dataclasses.field(init=False)
+    patience: Patience = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.budget = RetryBudget(self.time_source.clock)
+        self.patience = Patience()
 
     def note_failure(self, error: AttemptError, started: float) -> None:
         """Record an attempt that began at `started`: a pause that the host asks for, or a part of a body, is a sign."""
@@ -178,16 +212,20 @@ class _RetryState(Struct):
     retry_after_total: float = 0.0  # seconds that the service asked for; they do not count against the deadline
 
     def next_pause(self, call: tenacity.RetryCallState) -> float:
-        """Return a pause with full jitter. The rate limiter holds back all calls for `Retry-After`, this one too."""
-        policy, error = self.policy, _error_of(call)
+        """Return a pause with full jitter, after `Retry-After`, which may be for this call alone."""
+        policy, error, asked = self.policy, _error_of(call), 0.0
         if isinstance(error, ThrottledError):
-            self.retry_after_total += min(error.retry_after or 0.0, policy.options.max_retry_after_seconds)
+            asked = min(error.retry_after or 0.0, policy.options.max_retry_after_seconds)
+            self.retry_after_total += asked
             if not error.is_overload:
                 self.throttles += 1
-                return policy.time_source.random() * _MAX_THROTTLE_JITTER_SECONDS
+                first, longest = _THROTTLE_JITTER_SECONDS
+                jitter = policy.time_source.random() * min(longest, first * 2.0 ** (self.throttles - 1))
+                return asked + jitter
         self.failures += 1
         max_pause = min(_MAX_JITTER_SECONDS, _FIRST_JITTER_SECONDS * 2.0 ** (self.failures - 1))
-        return min(max(policy.time_source.random() * max_pause, policy.budget.withdraw()), policy.silence_left())
+        jitter = policy.time_source.random() * max_pause
+        return min(max(asked + jitter, policy.budget.withdraw()), policy.silence_left())
 
     def is_exhausted(self, call: tenacity.RetryCallState) -> bool:
         """Return whether attempts or time are used up. No pause begins that would end after the deadline."""
@@ -247,6 +285,8 @@ class ApiCall(Struct, Generic[Value]):
     is_idempotent: bool = True
     timeout_seconds: float | None = None  # for one attempt; None: that of the client's options
     started: float | None = None  # seconds of the retry policy's clock
+    timeouts: int = 0
+    patience_seconds: float = math.inf  # for this attempt
 
     def may_have_taken_effect(self, error: AttemptError) -> bool:
         """Return whether a call that must not be repeated may have taken effect. A 429 has no effect."""
@@ -320,6 +360,7 @@ class CallRunner(Struct, frozen=True):
             started = clock()
             if call.started is None:
                 call.started = started
+            call.patience_seconds = self.retry_policy.patience.seconds(call)
             try:
                 response = await self.send(call)
                 self.retry_policy.was_answered = True
@@ -330,6 +371,9 @@ class CallRunner(Struct, frozen=True):
                 error.args = (error.detail,)
                 self.stats.error_kinds[error.kind] += 1
                 self.retry_policy.note_failure(error, started)
+                if error.kind == "timeout":
+                    call.timeouts += 1
+                    self.retry_policy.patience.observe(clock() - started)
                 if isinstance(error, ThrottledError):
                     self.stats.throttled += not error.is_overload
                     # The pause of a call that is not repeated must not stop the others.
@@ -348,7 +392,8 @@ class CallRunner(Struct, frozen=True):
                     limiter.fail_all(error)
                 raise
             self.retry_policy.silent_since = None
-            limiter.on_success(clock() - started)
+            self.retry_policy.patience.observe(seconds := clock() - started)
+            limiter.on_success(seconds)
             return value
 
     def _final_error(self, call: ApiCall[Any], error: AttemptError) -> ScanlakeError:

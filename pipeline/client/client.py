@@ -244,7 +244,7 @@ class Client:
         """Send a request, and return the response without the token. No redirect is followed."""
         if self._connections is None:
             raise RuntimeError(_NOT_OPEN)
-        seconds = call.timeout_seconds or self.options.attempt_timeout_seconds
+        seconds = min(call.timeout_seconds or self.options.attempt_timeout_seconds, call.patience_seconds)
         try:
             status, headers, body = await self._connections.exchange(
                 call.method, call.url, call.body, self._body_reader.read_body, timeout_seconds=seconds

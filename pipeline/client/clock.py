@@ -1,7 +1,8 @@
-"""Time in HTTP headers: `Retry-After`, and the service's clock from its `Date` headers."""
+"""Time in HTTP headers: `Retry-After`, stated limits, and the service's clock from its `Date` headers."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from datetime import UTC
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 _MAX_SAMPLES: Final = 31
 _MAX_DATE_CHARS: Final = 64
+_LIMIT_PARAMETER: Final = re.compile(r"\b(remaining|reset|r|t)\s*=\s*(\d+)")
+_NUMBER: Final = re.compile(r"[0-9]{1,12}")
+_MIN_EPOCH: Final = 1e9  # a larger reset is an instant, not a number of seconds
 MAX_AHEAD_SECONDS: Final = 300
 """How far the service's clock may be ahead of this machine's. Half of the default lookback, which makes up for it."""
 
@@ -47,6 +51,25 @@ def parse_retry_after(text: str | None, *, date: str | None = None) -> float | N
     if now is None:
         now = int(time.time() * SECOND)
     return max(0.0, (until - now) / SECOND)
+
+
+def parse_stated_pause(header: Callable[[str], str | None]) -> float | None:
+    """Return the seconds until there are calls again if the headers state that none remains, else None.
+
+    IETF drafts up to 7 have `RateLimit-Remaining` and `RateLimit: limit=9, remaining=0, reset=5`, later ones
+    `RateLimit: "name";r=0;t=5`; `X-RateLimit-Reset` is in seconds, or an instant in seconds since 1970.
+    """
+    for prefix in ("RateLimit", "X-RateLimit"):
+        values = dict(_LIMIT_PARAMETER.findall(header(prefix) or ""))
+        remaining = values.get("remaining", values.get("r", header(f"{prefix}-Remaining"))) or ""
+        reset = values.get("reset", values.get("t", header(f"{prefix}-Reset"))) or ""
+        if _NUMBER.fullmatch(remaining) and not int(remaining) and _NUMBER.fullmatch(reset):
+            seconds = float(reset)
+            if seconds > _MIN_EPOCH:
+                now = parse_http_date(header("Date"))
+                seconds -= (int(time.time() * SECOND) if now is None else now) / SECOND
+            return max(0.0, seconds)
+    return None
 
 
 class ServiceClock:

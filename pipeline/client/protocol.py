@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pipeline.client.clock import parse_retry_after
+from pipeline.client.clock import parse_retry_after, parse_stated_pause
 from pipeline.client.error_bodies import ERROR_BODY_KEYS, ErrorBody, decode_value, describe_status, parse_error_body
 from pipeline.client.errors import AttemptError, RequestRejectedError, ThrottledError
 from pipeline.errors import AuthenticationError, ProtocolError
@@ -347,6 +347,8 @@ def raise_for_status(response: Response, label: str) -> None:
         raise _authentication_error(label, describe_status(status, response.body))
     if status in {429, 503}:
         retry_after = parse_retry_after(response.header("Retry-After"), date=response.header("Date"))
+        if retry_after is None:
+            retry_after = parse_stated_pause(response.header)
         raise ThrottledError(status, retry_after, describe_status(status, response.body))
     if 300 <= status < 400:
         if _SIGN_IN.search(response.header("Location") or ""):

@@ -1,10 +1,6 @@
-"""Rate limiter of the whole process: a concurrency limit and a request rate, both adaptive.
+"""Rate limiter of the whole process: delays calls to the pace that `limit_search` finds.
 
-*Concurrency* starts small and grows while the throughput grows with it (see `concurrency_search`). A service without a
-limit needs nothing else. A *rate* exists from the first 429 on (see `rate_search`): requests are spaced evenly. One
-burst of 429s counts once: answers to requests that were sent before the last decrease are ignored.
-
-tests/client/test_rate_limiter.py has a case for each kind of limit.
+tests/client/test_rate_limiter.py has its behaviour, tests/client/test_limit_search.py a case for each kind of limit.
 """
 
 from __future__ import annotations
@@ -13,23 +9,16 @@ import asyncio
 import math
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from pipeline.client.concurrency_search import AdaptiveConcurrency
-from pipeline.client.rate_search import AdaptiveRate
+from pipeline.client.limit_search import LimitedBy, LimitSearch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pipeline.errors import AuthenticationError
-
-
-_MAX_CATCH_UP_SECONDS: Final = 0.02  # spacing that may be made up for, because timers are late by that much
-_OVERLOAD_PAUSE_SECONDS: Final = 0.5
-
-LimitedBy = Literal["server limit", "latency", "ceiling"]
 
 
 class LearnedLimits(Struct, frozen=True):
@@ -65,38 +54,35 @@ class RateLimiter:
         learned = learned or LearnedLimits()
         self._clock = clock
         self._max_retry_after_seconds = max_retry_after_seconds
-        self._concurrency = AdaptiveConcurrency(clock(), ceiling=max_concurrency, learned=learned.concurrency)
-        self._adaptive_rate = AdaptiveRate(ceiling=max_rate, learned=learned.rate)
+        self._search = LimitSearch(
+            clock(),
+            max_window=max_concurrency,
+            max_rate=max_rate or math.inf,
+            rate=learned.rate,
+            window=learned.concurrency,
+        )
         self._in_flight = 0
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._next_at = 0.0  # when the next request may be sent, if there is a rate
-        self._paused_until = 0.0
-        self._decreased_at = -1.0
-        self._waited_for_rate = False  # the last request that waited, rather than for an answer
         self._authentication_error: AuthenticationError | None = None
 
     @property
     def concurrency(self) -> int:
         """The requests that may be in flight now."""
-        return self._concurrency.limit
+        return self._search.window
 
     @property
     def state(self) -> LimiterState:
         """The current limits."""
-        rate = self._adaptive_rate.rate
-        limited_by: LimitedBy = "latency"
-        if self._waited_for_rate and rate is not None:
-            limited_by = "ceiling" if rate == self._adaptive_rate.ceiling else "server limit"
-        elif self.concurrency >= self._concurrency.ceiling:
-            limited_by = "ceiling"
-        pause = max(0.0, self._paused_until - self._clock())
-        return LimiterState(rate, self.concurrency, self._in_flight, len(self._waiters), pause, limited_by)
+        search = self._search
+        rate = search.rate if search.rate == search.max_rate < math.inf else search.learned_rate
+        pause = max(0.0, search.paused_until - self._clock())
+        return LimiterState(rate, search.window, self._in_flight, len(self._waiters), pause, search.limited_by)
 
     @property
     def learned(self) -> LearnedLimits:
         """The limits to start the next run with."""
-        return LearnedLimits(self._adaptive_rate.learned, self.concurrency)
+        return LearnedLimits(self._search.learned_rate, self._search.learned_window)
 
     def fail_all(self, error: AuthenticationError) -> None:
         """Fail all waiting and later requests with `error`, because the service refused the token."""
@@ -109,32 +95,19 @@ class RateLimiter:
     def on_success(self, latency: float) -> None:
         """Record a successful request that took `latency` seconds."""
         now = self._clock()
-        self._adaptive_rate.on_success(now, latency)
-        self._concurrency.on_success(now, latency, self._in_flight)
+        self._search.on_answer(now, now - latency)
 
     def on_failure(self, *, started: float) -> None:
         """Record a request that failed otherwise than by a 429 or 503. `started`: when it was sent."""
-        self._concurrency.on_failure(self._clock(), started)
+        self._search.on_failure(self._clock(), started)
 
     def on_throttle(
         self, retry_after: float | None = None, *, started: float | None = None, overload: bool = False
     ) -> None:
         """Record a 429 or (`overload`) a 503. `started`: when the request was sent, by the limiter's clock."""
         now = self._clock()
-        if retry_after is not None:
-            self._paused_until = max(self._paused_until, now + min(retry_after, self._max_retry_after_seconds))
-        if started is not None and started < self._decreased_at:
-            if not overload:
-                self._adaptive_rate.on_repeated_throttle()
-            return
-        self._decreased_at = now
-        self._concurrency.on_throttle(now, self._paused_until, overload=overload)
-        if overload:
-            # An overloaded service needs fewer concurrent requests and a pause; its rate limit is another matter.
-            self._paused_until = max(self._paused_until, now + _OVERLOAD_PAUSE_SECONDS)
-            return
-        pause = None if retry_after is None else self._paused_until - now
-        self._paused_until = max(self._paused_until, now + self._adaptive_rate.on_throttle(now, retry_after=pause))
+        pause = None if retry_after is None else min(retry_after, self._max_retry_after_seconds)
+        self._search.on_refusal(now, now if started is None else started, pause, overload=overload)
 
     @staticmethod
     def _copy_error(error: AuthenticationError) -> AuthenticationError:
@@ -142,23 +115,10 @@ class RateLimiter:
 
     def _try_acquire(self) -> float:
         """Take a slot and return 0, or return the seconds to wait; infinite means until a request returns."""
-        if self._in_flight >= self._concurrency.limit:
-            self._concurrency.was_limiting, self._waited_for_rate = True, False
-            return math.inf
-        rate = self._adaptive_rate.rate
-        if rate is None and not self._paused_until:
-            self._in_flight += 1
-            return 0.0
         now = self._clock()
-        if now < self._paused_until:
-            return self._paused_until - now
-        if self._paused_until:
-            self._next_at, self._paused_until = now, 0.0  # a pause is not made up for
-        if rate is not None:
-            if now < self._next_at:
-                self._adaptive_rate.was_limiting = self._waited_for_rate = True
-                return self._next_at - now
-            self._next_at = max(self._next_at, now - _MAX_CATCH_UP_SECONDS) + 1 / rate
+        if delay := self._search.delay(now, self._in_flight):
+            return delay
+        self._search.on_sent(now)
         self._in_flight += 1
         return 0.0
 

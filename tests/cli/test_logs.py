@@ -188,7 +188,7 @@ def test_progress_as_text() -> None:
     state = CrawlProgress(
         listed=1200, files_stored=30, skipped=2, rejects=1, files_per_second=12.4, eta_seconds=3700,
         windows=3, windows_known=9,
-        limited_by="server limit", max_requests_per_second=49.52, concurrency=8, paused_seconds=2.5,
+        limited_by="rate", max_requests_per_second=49.52, concurrency=8, paused_seconds=2.5,
     )  # fmt: skip
     assert [", ".join(line) for line in state.status_lines()] == [
         "1h1m left, 12 files/s",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pipeline.client.concurrency_search import INITIAL_CONCURRENCY
 from pipeline.client.errors import RetriesExhaustedError
+from pipeline.client.limit_search import INITIAL_CONCURRENCY
 from pipeline.client.protocol import Detail, NotFound
 from pipeline.errors import AuthenticationError, ProtocolError, ScanlakeError, ServiceUnavailableError
 from pipeline.urls import normalize_base_url

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any, Final
 
 import pytest
 
-from pipeline.client.calls import BUDGET_CAPACITY, ClientOptions, RetryBudget, RetryPolicy, TimeSource
+from pipeline.client.calls import (
+    BUDGET_CAPACITY,
+    ApiCall,
+    ClientOptions,
+    Patience,
+    RetryBudget,
+    RetryPolicy,
+    TimeSource,
+)
 from pipeline.client.client import Client
 from pipeline.client.errors import AttemptError, RequestRejectedError, ThrottledError
 from pipeline.client.rate_limiter import RateLimiter
 from pipeline.emulator import Emulator
 from schemas.file_query import FileQuery
 from schemas.requests import ShareRequest
+from tests.rows import every
 
 pytestmark = pytest.mark.virtual_time
 
@@ -79,7 +89,7 @@ async def test_pauses_and_ends(
 
 async def test_retry_after_extends_the_deadline() -> None:
     """The seconds of `Retry-After` are added to a call's deadline, up to twice their maximum."""
-    tries, _ = await fail(create_policy(total_deadline_seconds=10.0), [ThrottledError(429, 600.0)], 600.0)
+    tries, _ = await fail(create_policy(total_deadline_seconds=10.0), [ThrottledError(429, 600.0)])
     assert 3 <= len(tries) <= 5
 
 
@@ -143,3 +153,28 @@ async def test_the_limiter_is_told_how_long_an_answer_took(monkeypatch: pytest.M
         with pytest.raises(RequestRejectedError):
             await client.create_share(ShareRequest(reference="none has it"))
     assert told == pytest.approx([0.25, 0.25], abs=0.01)
+
+
+@every(
+    ("usual", "timeouts", "least", "longest"),
+    [(0.02, 0, 2.0, 2.0), (0.02, 2, 8.0, 8.0), (1.0, 0, 8.0, 9.0), (30.0, 0, 240.0, 250.0), (None, 0, 15.0, 15.0)],
+)
+def test_a_stalled_answer_is_given_up_early(usual: float | None, timeouts: int, least: float, longest: float) -> None:
+    """An answer is waited for eight times the usual latency, at least two seconds, and twice as long each time."""
+    patience = Patience()
+    for _ in range(0 if usual is None else 100):
+        patience.observe(usual or 0.0)
+    call = ApiCall[None]("GET /files", "", lambda _: None, timeouts=timeouts)
+    assert least <= patience.seconds(call) <= longest
+    assert patience.seconds(ApiCall[None]("POST /share", "", lambda _: None, is_idempotent=False)) == math.inf
+
+
+async def test_a_stall_costs_seconds_not_the_time_limit() -> None:
+    """A service that stalls once, and has answered before, is asked again within seconds."""
+    async with Emulator(30) as service, Client(service.base_url, service.token) as client:
+        for _ in range(10):
+            await client.list_files(FileQuery(limit=1))
+        service.script("stall")
+        before = asyncio.get_running_loop().time()
+        assert (await client.list_files(FileQuery(limit=1))).items
+        assert asyncio.get_running_loop().time() - before < 10

@@ -83,7 +83,7 @@ def picture() -> bytes:
         ([Reset()], 20),
         ([answer({}, status=500)], 20),
         ([answer({}, status=502)], 20),
-        ([answer({}, status=503)], 20),
+        ([answer({}, status=503)], 35),
         ([answer({}, status=503, headers=[("Retry-After", "20")])], 35),
         ([answer({}, status=429, headers=[("Retry-After", "600")])], 35),
         ([Wait(10_000)], 35),

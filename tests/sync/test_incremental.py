@@ -110,7 +110,7 @@ async def test_what_limits_a_sync_is_named_as_it_is(tmp_path: Path) -> None:
         for limit, faults in (
             ("processor", {}),
             ("latency", {"latency_ms": 20_000.0}),
-            ("server limit", {"latency_ms": 1.0, "rate_limit": 1.0}),
+            ("rate", {"latency_ms": 1.0, "rate_limit": 1.0}),
         ):
             emulator.set_faults(**faults)
             progress = Progress()
