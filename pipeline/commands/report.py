@@ -25,6 +25,7 @@ from pipeline.reports.job import JobResult, publish_if_unlocked, run_job
 from pipeline.reports.manifest import describe_reading
 from pipeline.reports.models import CatalogState, JobOptions, Manifest, ManifestFile
 from pipeline.reports.ordering import MAX_OUTSTANDING_REPORTS
+from pipeline.reports.proof_times import find_time_problems
 from pipeline.reports.selection import Selection, SelectionKind, make_batches, name_pdf, read_ids, select_files
 from pipeline.reports.signing import sign
 from pipeline.settings import Settings, require_base_url
@@ -68,7 +69,8 @@ class NamedFile(Struct, frozen=True):
 class ReportResult(Struct, frozen=True):
     """Result of `report`. `unknown_orders` are those whose response was lost: they were ordered again.
 
-    `pdfs_not_read` are delivered, but whether their pages show the files is not known.
+    `pdfs_not_read` are delivered, but whether their pages show the files is not known. `time_problems` are times of the
+    proof that contradict each other, or the service's clock.
     """
 
     job: str
@@ -81,6 +83,7 @@ class ReportResult(Struct, frozen=True):
     pdfs_not_read: list[str]
     orders: int
     unknown_orders: list[str]
+    time_problems: list[str]
     changed: list[NamedFile]
     failed: list[NamedFile]
 
@@ -264,13 +267,14 @@ def _print_result(call: CommandContext, result: JobResult, folder: Path) -> Exit
         pdfs_not_read=[pdf.pdf for pdf in manifest.pdfs if pdf.references_found is None],
         orders=manifest.counts.orders,
         unknown_orders=[order.name for order in manifest.unknown_orders],
+        time_problems=find_time_problems(manifest),
         changed=_name_files(manifest.changed),
         failed=_name_files(manifest.failed),
     )
-    lines = _format_result(manifest, folder)
+    lines = _format_result(manifest, folder) + [f"times: {problem}" for problem in printed.time_problems]
     if result.was_complete:
         lines.append("the job was complete and its folder is unchanged: nothing to do")
-    code = ExitCode.REJECTS if manifest.failed or manifest.changed else ExitCode.OK
+    code = ExitCode.REJECTS if manifest.failed or manifest.changed or printed.time_problems else ExitCode.OK
     code = ExitCode.PROTOCOL if result.had_protocol_errors else code
     return call.print_result(printed, "\n".join(lines) + "\n", code)
 
