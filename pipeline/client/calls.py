@@ -356,6 +356,8 @@ class CallRunner(Struct, frozen=True):
     async def _attempt(self, call: ApiCall[Value]) -> Value:
         """Wait for the rate limiter, send, parse, and report the outcome to the rate limiter."""
         limiter, clock = self.rate_limiter, self.retry_policy.time_source.clock
+        if not call.is_idempotent:
+            await limiter.wait_out_pauses()
         async with limiter:
             started = clock()
             if call.started is None:

@@ -107,6 +107,7 @@ class LimitSearch:
         self._growing_window = max(1, min(max_window, window or INITIAL_CONCURRENCY, 64))
         self.window, self.rate = self._growing_window, max_rate
         self.paused_until = 0.0
+        self.asked_until = 0.0  # by the last `Retry-After`, whichever calls it is for
         self.belief: Belief | None = None
         self._free_calls = 0
         self._pause_cost = 0.0
@@ -154,6 +155,11 @@ class LimitSearch:
     def learned_window(self) -> int:
         """The calls in flight that goodput grows with."""
         return self._growing_window
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether calls wait for the end of a pause."""
+        return self._pause is not None
 
     @property
     def _is_random(self) -> bool:
@@ -208,6 +214,7 @@ class LimitSearch:
 
     def on_refusal(self, now: float, sent: float, retry_after: float | None, *, overload: bool = False) -> None:
         """Record a 429 or (`overload`) a 503. `retry_after`, in seconds, holds back all calls at first."""
+        self.asked_until = max(self.asked_until, now + (retry_after or 0.0))
         if self.rate == math.inf:  # a refusal may come at once: a call less is sent, as if it had taken its time
             self._next_at = max(self._next_at, now) + self._latency / self.window
         if self._refused_since == math.inf:

@@ -76,13 +76,21 @@ class RateLimiter:
         """The current limits."""
         search = self._search
         rate = search.rate if search.rate == search.max_rate < math.inf else search.learned_rate
-        pause = max(0.0, search.paused_until - self._clock())
+        pause = max(0.0, max(search.paused_until, search.asked_until if search.is_paused else 0.0) - self._clock())
         return LimiterState(rate, search.window, self._in_flight, len(self._waiters), pause, search.limited_by)
 
     @property
     def learned(self) -> LearnedLimits:
         """The limits to start the next run with."""
         return LearnedLimits(self._search.learned_rate, self._search.learned_window)
+
+    async def wait_out_pauses(self) -> None:
+        """Wait until no `Retry-After` is left, of any call: for a call that must not ask whose pause it is."""
+        while True:
+            seconds = self._search.asked_until - self._clock()
+            if seconds <= 0:
+                return
+            await asyncio.sleep(seconds)
 
     def fail_all(self, error: AuthenticationError) -> None:
         """Fail all waiting and later requests with `error`, because the service refused the token."""
