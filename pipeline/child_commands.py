@@ -191,11 +191,12 @@ async def _read_tail(stdout: asyncio.StreamReader) -> bytes:
 
 
 async def _read_lines(stderr: asyncio.StreamReader, on_line: Callable[[str], None]) -> str:
-    """Pass the lines on one by one, and return the last one."""
+    """Pass the lines on one by one, and return the last one; indented lines are the excerpt of a failure."""
     last = ""
-    async for line in stderr:
-        last = line.decode(errors="replace").rstrip("\n")
-        on_line(last)
+    async for read in stderr:
+        line = read.decode(errors="replace").rstrip("\n")
+        last = last if line.startswith("  ") else line
+        on_line(line)
     return last
 
 
