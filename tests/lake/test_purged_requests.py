@@ -179,6 +179,8 @@ def test_what_no_purge_reaches_is_named_before_and_after(lake: Path, tmp_path: P
     places = {item["location"]: item["content"] for item in plan["outside"]}
     backup = (tmp_path / "backup").as_uri()
     assert "the next backup to it erases" in places.pop(backup)
+    # Tests share the lake that this one is a copy of, and some of them make a backup of it.
+    places = {place: content for place, content in places.items() if not place.startswith("file://")}
     assert places.pop("http://service/s/1").startswith("valid until 20")
     assert places == {
         "/reports/both": "both.pdf, manifest",
