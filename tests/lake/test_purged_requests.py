@@ -180,7 +180,8 @@ def test_what_no_purge_reaches_is_named_before_and_after(lake: Path, tmp_path: P
     backup = (tmp_path / "backup").as_uri()
     assert "the next backup to it erases" in places.pop(backup)
     # Tests share the lake that this one is a copy of, and some of them make a backup of it.
-    places = {place: content for place, content in places.items() if not place.startswith("file://")}
+    others = {place for place in places if place.startswith("file://")}
+    places = {place: content for place, content in places.items() if place not in others}
     assert places.pop("http://service/s/1").startswith("valid until 20")
     assert places == {
         "/reports/both": "both.pdf, manifest",
@@ -198,7 +199,7 @@ def test_what_no_purge_reaches_is_named_before_and_after(lake: Path, tmp_path: P
     def find_places() -> list[str]:
         planned, again = (json.loads(told(lake, "purge", "11", option, "--json")) for option in ("--dry-run", "--yes"))
         assert planned["outside"] == again["erased"]["outside"]
-        return [item["location"] for item in planned["outside"]]
+        return [item["location"] for item in planned["outside"] if item["location"] not in others]
 
     assert find_places() == [backup], "the records of the others are erased, too"
     told(lake, "backup", str(tmp_path / "backup"))
