@@ -61,10 +61,11 @@ def identify_ledger(path: Path) -> LedgerIdentity:
             raise StorageError(f"{path}: Permission denied.")
         if 0 < path.stat().st_size < _MIN_PAGE_BYTES:
             return LedgerIdentity.UNREADABLE  # SQLite takes it for an empty database
-        # The id is in the first page, which is whole at any time; the log of another database is not touched.
-        with suppress(sqlite3.Error, UnicodeDecodeError), closing(_connect_immutable(path)) as db:
-            return _identify_database(db, path)
-        try:  # a checkpoint that goes on, or was killed: the ledger is whole with its log
+        if not _is_being_created(path):
+            # The id is in the first page, which is whole at any time; the log of another database is not touched.
+            with suppress(sqlite3.Error, UnicodeDecodeError), closing(_connect_immutable(path)) as db:
+                return _identify_database(db, path)
+        try:  # a checkpoint or a creation that goes on, or was killed: the ledger is whole with its log or journal
             with closing(connect_readonly(path)) as db:
                 return _identify_database(db, path)
         except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -101,9 +102,9 @@ def connect_readonly(path: Path) -> sqlite3.Connection:
     that does not fit the log, and reads it as it is on a full disk. Without an index no process has the ledger open,
     and a copy of both is read; so is one whose creation was killed. Raises `OSError`, and SQLite's errors.
     """
-    log, index, journal = (path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm", "-journal"))
+    log, index = (path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm"))
     has_log = _has_bytes(path, 1) and _has_bytes(log, _MIN_LOG_BYTES)  # SQLite would delete the log of an empty ledger
-    if (has_log and not index.exists()) or (_has_bytes(path, 1) and _has_bytes(journal, 1)):
+    if (has_log and not index.exists()) or _is_being_created(path):
         return _connect_copy(path)
     for option in ("", "readonly_shm=1") if has_log else ():
         db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&{option}", uri=True, timeout=_TIMEOUT_SECONDS)
@@ -116,6 +117,11 @@ def connect_readonly(path: Path) -> sqlite3.Connection:
         else:
             return db
     return _connect_immutable(path)
+
+
+def _is_being_created(path: Path) -> bool:
+    """Return whether a ledger has no id or tables yet: only its first transaction has a journal, which undoes it."""
+    return _has_bytes(path, 1) and _has_bytes(path.with_name(f"{path.name}-journal"), 1)
 
 
 def _connect_immutable(path: Path) -> sqlite3.Connection:
