@@ -79,10 +79,12 @@ class ListWorld:
         self._documents: dict[tuple[int, int], tuple[bytes, bytes]] = {}
         self._parts: set[Path] = set()
         self._watermark: int | None = None
+        self._was_hidden: set[int] = set()  # at any time since the whole list was read
 
     def change(self) -> None:
         """Let files change, appear, go, and lose or get their update times or their place in the index."""
         world, dice = self.emulator.world, self.dice
+        self._note_hidden()
         changed = world.update(world.pick_random(dice.randrange(8))) + world.create(dice.randrange(4))
         if len(world.records) > 10:
             world.delete(world.pick_random(dice.randrange(3)))
@@ -90,6 +92,9 @@ class ListWorld:
             changed += world.lose_times(world.pick_random(dice.randrange(3)), lost=dice.random() < 0.7)
         changed += world.lose_index(world.pick_random(dice.randrange(3)), lost=dice.random() < 0.7)
         self.changed |= dict.fromkeys(changed, world.clock.now())
+
+    def _note_hidden(self) -> None:
+        self._was_hidden |= self.emulator.world.untimed | self.emulator.world.unindexed
 
     async def run(self, kind: str) -> SyncSummary | VerifyResult | None:
         """Run a sync or a verify; None for a refusal by name."""
@@ -133,8 +138,11 @@ class ListWorld:
             properties = ledger.properties
         watermark, before = properties.watermark, self._watermark
         self._watermark = watermark
+        self._note_hidden()
         if not self.counts_files and (result is None or kind in {"sync", "dry"}):  # nothing says that there are more
-            named |= self.emulator.world.untimed | self.emulator.world.unindexed
+            named |= self._was_hidden
+        else:
+            self._was_hidden.clear()
         claimed = {key for key in different & records.keys() if self.changed[key] < (watermark or -1) * SECOND}
         assert claimed <= named, "everything before the watermark is in the lake"
         if isinstance(result, SyncSummary):
