@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         ("class Mending: ...", 1, "rename Mending"),
         ('"""What is owed."""', 1, "replace 'owed'"),
         ("# a horizon", 1, "replace 'horizon'"),
-        ('x = f"{1} gone"', 1, "replace 'gone'"),
+        ('x = f"{1} flaws"', 1, "replace 'flaws'"),
     ],
 )
 def test_words_of_the_old_dialect_are_found(text: str, line: int, start: str) -> None:
@@ -33,7 +33,8 @@ def test_words_of_the_old_dialect_are_found(text: str, line: int, start: str) ->
 
 def test_names_and_sizes() -> None:
     """Participles as functions, a class name twice, vague modules and long files are found; usual names are not."""
-    usual = Source("m.py", "def read_rows(path):\n    '''Read the rows of a part.'''\n    part = path\n")
+    docstring = "Read the rows of a part, or say why it is gone: nobody reads it at once and once more."
+    usual = Source("m.py", f"def read_rows(path):\n    '''{docstring}'''\n    part = path\n")
     assert not [*names.check_words(usual), *names.check_function_names(usual), *names.check_modules(usual)]
     [problem] = names.check_function_names(Source("m.py", "def _with_place(): ...\ndef read_rows(): ..."))
     assert str(problem) == "m.py:1: begin _with_place with a verb"
