@@ -87,7 +87,9 @@ ALL_SOURCES_PARAMETER: Final = inspect.Parameter(
     "all_sources",
     inspect.Parameter.KEYWORD_ONLY,
     default=False,
-    annotation=Annotated[bool, typer.Option("--all", help="Every source in the settings file, a process for each.")],
+    annotation=Annotated[
+        bool, typer.Option("--all", help="Run for every source in the settings file, each in its own process.")
+    ],
 )
 """The option of a command with `TAKES_ALL_SOURCES`."""
 

@@ -227,7 +227,7 @@ def to_scanlake_error(error: BaseException) -> ScanlakeError:
         case KeyboardInterrupt():
             return RunInterrupted("Interrupted.")
         case MemoryError() | RuntimeError() if isinstance(error, MemoryError) or _NO_THREAD in str(error):
-            return OutOfMemoryError("Memory: the system gave scanlake no more.")
+            return OutOfMemoryError("Memory: the system refused to give scanlake more.")
         case OSError() if error.errno in _STORAGE_ERRNOS:
             return StorageError.from_errno(error.filename if isinstance(error.filename, str) else None, error.errno)
         case _:

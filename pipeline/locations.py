@@ -47,7 +47,7 @@ def parse_folder(text: str) -> Path:
     """Return the path of a folder. A new one has no name of a file. Raises ValueError as `parse_path` does."""
     path = parse_path(text)
     if is_file_name(path) and not path.exists():
-        raise ValueError("must be a folder, and has the name of a file; leave out the extension")
+        raise ValueError("must be a folder, but looks like a file name; leave out the extension")
     return path
 
 

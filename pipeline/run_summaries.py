@@ -26,7 +26,7 @@ def format_sync_summary(summary: SyncSummary, delta: RunDelta, lake: LakeStats, 
     requests = summary.requests
     new = f" ({delta.added:,} new)" if delta.added else ""
     files = [f"{pluralize(summary.files_stored, 'file')} fetched{new}", f"{summary.files_skipped:,} unchanged"]
-    files += [f"{summary.files_deleted:,} not found any more: a verify decides"] if summary.files_deleted else []
+    files += [f"{summary.files_deleted:,} no longer found: the next verify decides"] if summary.files_deleted else []
     calls = [
         f"{requests['list']:,} list and {requests['detail']:,} detail",
         pluralize(summary.retries, "retry", "retries"),
@@ -35,14 +35,14 @@ def format_sync_summary(summary: SyncSummary, delta: RunDelta, lake: LakeStats, 
     lines = {
         "watermark": f"{format_json_instant(summary.watermark)}: everything updated before it is in the lake"
         if summary.watermark
-        else "none yet: only a part of the files is in the lake",
+        else "none yet: the lake has only part of the files",
         "files": ", ".join(files),
         "rows": ", ".join(f"{delta.rows[name]:,} {name}" for name in _SUMMARY_TABLES if delta.rows.get(name)),
         "time": f"{summary.seconds:.1f} s, {rate:,.0f} files/s",
         "calls": ", ".join(calls),
         "rate": ", ".join(format_rate(delta.max_requests_per_second, delta.concurrency, delta.limited_by)),
         "rejects": _format_rejects(summary, delta),
-        "unproven": f"{summary.unproven:,} more counted by the service's list, and shown by none of its pages"
+        "unproven": f"{summary.unproven:,} more counted by the service's list, but on none of its pages"
         if summary.unproven
         else "",
         "lake": f"snapshot {summary.snapshot}, {pluralize(lake.files or 0, 'file')}, {format_bytes(lake.bytes)}",
@@ -100,8 +100,8 @@ def format_verification(result: VerifyResult) -> str:
         ),
         ("unrepaired", result.unrepaired, f"of {differing:,} not repaired"),
         ("", result.unproven_windows, "windows without a consistent list"),
-        ("unproven", result.unproven, "not in a list that was not consistent: deletion not proven (kept)"),
-        ("", result.unseen, "counted by the service's list, and shown by none of its pages"),
+        ("unproven", result.unproven, "missing from an inconsistent list: deletion not proven (kept)"),
+        ("", result.unseen, "counted by the service's list, but on none of its pages"),
         ("", result.rejects, "rejects: files without details, or list items without an id (meta.rejects)"),
     )
     ids = result.ids

@@ -101,7 +101,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         "Base URL of the service; a final /api/v2 is ignored. Must be https, except on this machine.",
         Rule("https://service.example", check=_check_base_url),
     ] = None
-    token: Annotated[Secret | None, "Token of the service. Only from SCANLAKE_TOKEN."] = None
+    token: Annotated[Secret | None, "Token of the service. Set it only as SCANLAKE_TOKEN."] = None
     token_file: Annotated[Path | None, "File that contains only the token.", Rule("/etc/scanlake/token")] = None
     token_location: Annotated[
         Literal["query", "header"], 'Where the token is sent: "query" (as the API describes) or "header" (not in URLs).'
@@ -122,7 +122,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     includes: Annotated[
         tuple[Include, ...],
         "Parts of the list items: uploads, geocoding, forms, fields, locations, workflows; or all, or none."
-        " As an option or a variable separated by commas. geocoding requires uploads.",
+        " In an option or a variable, separate them by commas. geocoding requires uploads.",
         Rule(prepare=_parse_includes, check=_sort_includes),
     ] = INCLUDES
     lang: Annotated[
@@ -135,7 +135,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_concurrency: Annotated[
         int,
         Meta(ge=1, le=512),
-        "Maximum number of concurrent requests. Beyond 64 scanlake goes only while throughput gains.",
+        "Maximum number of concurrent requests. scanlake exceeds 64 only while throughput improves.",
     ] = 512
     proxy: Annotated[
         str | None,
@@ -151,7 +151,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     request_timeout_seconds: Annotated[
         float,
         Meta(gt=0, le=_DAY_SECONDS),
-        "Time limit of one request with all attempts, in seconds, but for pauses that the service wants.",
+        "Time limit of one request with all attempts, in seconds, excluding Retry-After pauses.",
     ] = 300
     max_duration_seconds: Annotated[
         float | None,
@@ -192,14 +192,15 @@ class Settings(Struct, frozen=True, kw_only=True):
         Rule("s3://bucket/lake", check=parse_store_url),
     ] = None
     publish_after_sync: Annotated[
-        bool, "Publish to `publish_to` after every sync. A failed publish fails no sync; the next one retries."
+        bool,
+        "Publish to `publish_to` after every sync. A failed publish does not fail the sync; the next sync retries.",
     ] = False
     publish_images: Annotated[
-        bool, "Also publish the images that the lake has. A target that has some gets all in any case."
+        bool, "Also publish the images in the lake. A target that has images always gets all of them."
     ] = False
     iceberg_location: Annotated[
         str | None,
-        "URL below which the Iceberg tables are. Unset: the one of --iceberg, or as the catalog chooses. "
+        "URL below which the Iceberg tables are. Unset: the target, or where the catalog chooses. "
         "Variables PYICEBERG_CATALOG__SCANLAKE__* set the catalog; without them iceberg.json names the tables.",
         Rule("s3://bucket/lake", check=parse_store_url),
     ] = None
@@ -212,8 +213,8 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     images_after_sync: Annotated[
         bool,
-        "Fetch the images of new uploads after every sync, as `scanlake images` does. A failure fails no "
-        "sync; the next one retries.",
+        "Fetch the images of new uploads after every sync, as `scanlake images` does. A failure does "
+        "not fail the sync; the next sync retries.",
     ] = False
     images_thumbnails: Annotated[bool, "Also fetch the thumbnails."] = False
 

@@ -54,7 +54,7 @@ def find_token_problem(token: str) -> str | None:
     if any(char in "\"'`" for char in token):
         return "holds a quotation mark"
     if not (token.isascii() and token.isprintable()):
-        return "holds characters that no token has"
+        return "holds characters that a token cannot have"
     return None
 
 

@@ -46,7 +46,7 @@ class TokenRedactor:
             return body
         if not (error or self._has_warned):
             self._has_warned = True
-            hint = f"What is stored has {_REDACTED} instead. Ask for a new token: others may have read this one."
+            hint = f"scanlake stores {_REDACTED} instead. Ask for a new token: others may have read this one."
             log.warning("token.redacted", reason="the service sends the token in its answers", hint=hint)
         return redacted
 

@@ -37,17 +37,17 @@ def run(
 ) -> ExitCode:
     """Copy the lake into a folder or to object storage, or bring an earlier backup there up to date.
 
-    A backup is the catalog, which `scanlake publish` copies too, and all else that `scanlake restore` needs to make a
-    lake: documents, parts and the ledger. Readers attach its catalog.duckdb, and a publish to the same place keeps it a
-    backup. A later backup copies only what is new and deletes what the lake no longer has. Every part is compared with
-    its hash before it is copied. A place with anything else is refused.
+    A backup contains the catalog and everything else that `scanlake restore` needs: documents, parts and the ledger.
+    Readers can attach its catalog.duckdb, and it stays a backup if you also publish to its place. A later backup copies
+    only what is new and deletes what the lake no longer has. Every part is compared with its hash before it is copied.
+    A place that contains anything else is refused.
 
-    Each backup also reads a thirtieth of what is there already, so that thirty backups have read all of it, and
-    replaces what is damaged there by the lake's. `scanlake check --backup` names damage and writes nothing.
+    Each backup also reads a thirtieth of what is already there, so thirty backups have read all of it. Damage there is
+    replaced from the lake. `scanlake check --backup` names damage and writes nothing.
 
-    Images are copied with --with-images, and always to a place that has some. A lake that is made of a backup without
-    them fetches them again with `scanlake images`. An image that is damaged in the lake does not stop a backup: the
-    exit code is 9.
+    Images are copied with --with-images, and always to a place that already has some. A lake restored from a backup
+    without images fetches them again with `scanlake images`. An image that is damaged in the lake does not stop a
+    backup, but the exit code is 9.
     """
     store = open_location(folder)
     with open_writable_lake(context.settings(), "backup") as lake:

@@ -41,8 +41,9 @@ def run(
 ) -> ExitCode:
     """List the files that were added, changed or deleted since a snapshot, with the columns that differ.
 
-    `scanlake snapshots` lists the kept ones with their times. A file is changed if a value or the number of its rows
-    differs; a file that was fetched again with equal content is not. A table without a column has more or fewer rows.
+    `scanlake snapshots` lists the kept snapshots with their times. A file has changed if a value or the number of its
+    rows differs. A file that was fetched again with equal content has not. A table named without columns has more or
+    fewer rows.
     """
     layout = require_catalog(context.settings())
     before_path = require_snapshot(layout, since)

@@ -50,13 +50,13 @@ def run(
         typer.Option(
             metavar="DIR|URL",
             click_type=Location(parse_location),
-            help="Instead check a backup: whether a restore finds everything.",
+            help="Check a backup instead: whether a restore would find everything.",
         ),
         Excludes("--published", "--report", "--all"),
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Instead check the folder of a finished `scanlake report`."),
+        typer.Option(metavar="DIR", help="Check the folder of a finished `scanlake report` instead."),
         Excludes("--read-data", "--published", "--all"),
     ] = None,
     allowed_signers: Annotated[
@@ -67,22 +67,22 @@ def run(
 ) -> ExitCode:
     """Check settings, service, disk, lake and images, and write nothing; every problem has a hint.
 
-    Makes one list call, if the service's address and token are set, and a connection to notify_url. Compares every part
-    with its recorded hash, every image with its size, and opens the catalog and every kept snapshot. `scanlake repair`
-    repairs the damage in a lake.
+    Makes one list call if base_url and token are set, and connects to notify_url. Compares every part with its recorded
+    hash and every image with its size, and opens the catalog and every kept snapshot. `scanlake repair` repairs the
+    damage in a lake.
 
-    --published compares objects, rows and images of the newest published snapshot with the lake, with --read-data also
-    every object's hash. Of Iceberg tables it names missing files, and tables with another number of rows than the
-    snapshot, with --read-data also other rows.
+    --published compares objects, rows and images of the newest published snapshot with the lake; with --read-data, also
+    the hash of every object. In Iceberg tables it finds missing files and wrong numbers of rows; with --read-data, also
+    different rows.
 
-    --backup reads every object of a backup and compares its hash, images by size, with --read-data by hash. It needs
-    neither lake nor service.
+    --backup reads every object of a backup and compares its hash; images are compared by size, or by hash with
+    --read-data. It needs neither lake nor service.
 
-    --report checks checksums, PDFs, manifest and signature of a folder, and needs neither lake nor service. A folder
-    that was signed by its job must have its signature.
+    --report checks checksums, PDFs, manifest and signature of a folder, and needs neither lake nor service. If the job
+    signed the folder, the signature must be there.
 
-    The exit code is that of the most severe finding; a warning has 0, but for wrong times of a report. While a run
-    holds the lake, its files are not compared, and the exit code is 5. The end of a check of the lake is in metrics and
+    The exit code is that of the most severe finding. Warnings give 0, except wrong times of a report. While a run holds
+    the lake, its files are not compared, and the exit code is 5. A check of the lake also reports to metrics and
     alerts.
     """
     started_at = datetime.now(UTC)

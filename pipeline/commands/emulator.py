@@ -50,7 +50,7 @@ def run(
     churn: Annotated[float, _world_option(min=0, help="Random changes per second.")] = 0.0,
     profile: Annotated[str, _behavior_option(help=f"Set of quirks: {', '.join(PROFILES)}.")] = "seen",
     quirk: Annotated[
-        list[str] | None, _behavior_option(metavar="NAME=VALUE", help="Behavior that the interface does not define.")
+        list[str] | None, _behavior_option(metavar="NAME=VALUE", help="Behaviour that the interface does not define.")
     ] = None,
     token: Annotated[str, _behavior_option(help="Token that clients must send; not a secret.")] = DEFAULT_TOKEN,
     fault: Annotated[
@@ -58,7 +58,7 @@ def run(
         _fault_option(metavar="NAME=VALUE", help="latency_ms=50, rate_limit=20, drop-mid-body=0.01, 503=0.05, ..."),
     ] = None,
     images: Annotated[
-        bool, _behavior_option("--images", help="Serve the images of all uploads on an origin of their own.")
+        bool, _behavior_option("--images", help="Serve the images of all uploads from a separate origin.")
     ] = False,
     image: Annotated[
         list[str] | None,
@@ -67,7 +67,8 @@ def run(
         ),
     ] = None,
     image_fault: Annotated[
-        list[str] | None, _fault_option(metavar="NAME=VALUE", help="The same for the image host; implies --images.")
+        list[str] | None,
+        _fault_option(metavar="NAME=VALUE", help="Like --fault, for the image host; implies --images."),
     ] = None,
     prerender: Annotated[
         bool, _process_option("--prerender", help="Render all files before serving (for benchmarks).")

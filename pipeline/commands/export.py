@@ -38,7 +38,7 @@ def run(
     ],
     output_format: Annotated[
         Literal["parquet", "csv"] | None,
-        typer.Option("--format", help="Of a folder: parquet or csv. Default: parquet."),
+        typer.Option("--format", help="Format of the files in a folder: parquet or csv. Default: parquet."),
     ] = None,
     tables: Annotated[
         str | None, typer.Option(metavar="A,B", help="Tables or views to export. Default: all tables.")
@@ -49,11 +49,11 @@ def run(
 ) -> ExitCode:
     """Write tables to files, or to one workbook.
 
-    A folder gets one file per table, a name that ends in .xlsx a workbook. All rows come from one snapshot.
+    A folder gets one file per table; a name that ends in .xlsx becomes a workbook. All rows come from one snapshot.
 
-    A spreadsheet reads CSV text as a formula if it begins with = + - @, a tab or a line end. Such text gets a
-    leading '; --no-formula-escape leaves it unchanged. The other formats are always exact: what a workbook does not
-    hold is refused, such as a text of more than 32,767 characters.
+    A spreadsheet reads CSV text as a formula if it begins with = + - @, a tab or a line end. Such text gets a leading
+    '; --no-formula-escape leaves it unchanged. The other formats are always exact: values that a workbook cannot hold,
+    such as a text of more than 32,767 characters, are refused.
     """
     settings = context.settings()
     require_outside_lakes(target, str(target), settings.lake)

@@ -84,10 +84,10 @@ def run(
 ) -> ExitCode:
     """Show files as the service has them now, without a lake: by reference, by id, or by a search.
 
-    A file by its id has all its children, others those that --include requests: the table counts them. The search is
-    the service's own: conditions are combined with AND. A date alone means the start of its day as a lower bound and
-    the end of its day as an upper bound, so --since D --until D is one day. --json has every value as the service sent
-    it, with the links to the images: treat them as secrets.
+    A file requested by its id comes with all its children, other files with those that --include requests; the table
+    counts them. The service does the search, and all conditions must hold. A date alone means the start of that day for
+    --since and the end of that day for --until, so --since D --until D is one day. --json has every value as the
+    service sent it, with the links to the images: treat them as secrets.
     """
     settings = context.settings()
     require_base_url(settings)

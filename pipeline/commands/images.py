@@ -35,14 +35,14 @@ def run(
 ) -> ExitCode:
     """Download the images of uploads into the lake, checked and named by their hash.
 
-    Every image is fetched once. Images with the same content share one file below images/. A link that has expired is
-    renewed: its file is read again once. An image that is not stored is not found (the service no longer has it),
-    refused (the answer is no image, or has no end) or failed (every attempt failed). The next run fetches failed ones
-    again, the others only with --retry or after the next sync has fetched their file again.
+    Every image is fetched once. Images with the same content share one file below images/. If a link has expired, its
+    file is read again once to renew it. An image that cannot be stored is not found (the service no longer has it),
+    refused (the answer is not an image, or lacks its end) or failed (every attempt failed). The next run tries failed
+    images again. It tries the others only with --retry, or after a sync has fetched their file again.
 
-    An interrupted run is continued by the next one. With max_duration_seconds the run stops with exit code 0.
+    The next run continues an interrupted one. With max_duration_seconds the run stops with exit code 0.
 
-    `scanlake check --read-data` hashes every stored image, `scanlake repair --read-data` lets the next run fetch
+    `scanlake check --read-data` hashes every stored image. `scanlake repair --read-data` lets the next run fetch
     damaged ones again.
     """
     settings = context.settings()

@@ -36,8 +36,8 @@ def run(
 ) -> ExitCode:
     """Copy stored images into a folder, with checksums and a manifest.
 
-    Every image is compared with its hash. manifest.csv names every selected image, also those that are not stored, with
-    the reason. `sha256sum -c SHA256SUMS` checks the folder, which is complete or not there.
+    Every image is compared with its hash. manifest.csv names every selected image, including those that are not stored,
+    with the reason. `sha256sum -c SHA256SUMS` checks the folder. An export that does not complete leaves no folder.
     """
     settings = context.settings()
     layout = require_lake(settings.lake)

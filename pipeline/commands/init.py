@@ -60,16 +60,16 @@ def run(
     *,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     is_tested: Annotated[
-        bool, typer.Option("--test/--no-test", help="List one file with them, before anything is written.")
+        bool, typer.Option("--test/--no-test", help="Test them by listing one file, before anything is written.")
     ] = True,
 ) -> ExitCode:
     """Create the settings file; prompt for base URL and token.
 
-    Takes the address as a browser shows it. Lists one file with both, and writes nothing if the service cannot be
-    reached or refuses the token. Then writes scanlake.toml into the current folder (or --config), which explains every
-    setting and is for the folders below it, too, and the token to a file beside it that only its owner can read. Does
-    not write the token if token_file names an existing file or SCANLAKE_TOKEN is set. Without a terminal, base URL and
-    token must be given by --set or variables.
+    Accepts the address as a browser shows it. Tests both by listing one file, and writes nothing if the service cannot
+    be reached or refuses the token. Then writes scanlake.toml, which explains every setting, into the current folder
+    (or --config). It also applies to the folders below. The token goes to a file beside it that only its owner can
+    read. It is not written if token_file names an existing file or SCANLAKE_TOKEN is set. Without a terminal, give base
+    URL and token by --set or variables.
     """
     if context.source is not None:
         raise SettingsError("init makes the file of one service.", hint="Write a table [sources.NAME] into the file.")
@@ -81,7 +81,7 @@ def run(
     named = named_file(context.config)
     config = named or Path(CONFIG_NAME)
     if named is None and (existing := find_file()) != config:
-        hint = "Use it: it is for the folders below it, too. For a second lake add --config scanlake.toml."
+        hint = "Use this file: it also applies to the folders below it. For a second lake, add --config scanlake.toml."
         raise SettingsError(f"{existing} exists already.", hint=hint)
     base_url = _find_given(context, "base_url")
     base_url = None if base_url is None else validate_address(base_url)

@@ -67,9 +67,9 @@ class QueryLimits(Struct, frozen=True):
 def run(
     context: CommandContext,
     *,
-    max_rows: Annotated[int, typer.Option(min=1, max=100_000, help="Rows of a result, at most.")] = 200,
+    max_rows: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of rows in a result.")] = 200,
     query_timeout: Annotated[
-        float, typer.Option("--timeout", min=1, max=3600, help="Seconds that a call may last, at most.")
+        float, typer.Option("--timeout", min=1, max=3600, help="Maximum duration of a call, in seconds.")
     ] = 60,
 ) -> ExitCode:
     """Serve the lake to a program that speaks the Model Context Protocol.

@@ -17,8 +17,8 @@ RESULT: Final = SyncPlan
 def run(context: CommandContext) -> ExitCode:
     """Estimate calls, time and disk space of the next sync.
 
-    Reads at most 20 list pages of each window without includes, and the lake. It also reads a list page and the
-    details of its files, to estimate the size of a file and the rate, and discards them. Changes nothing.
+    Reads the lake, and at most 20 list pages of each window without includes. It also reads one list page and the
+    details of its files to estimate the size of a file and the rate, and discards them. Changes nothing.
     """
     settings = context.settings()
     require_base_url(settings)

@@ -45,18 +45,17 @@ def run(
     ] = None,
     iceberg: Annotated[
         bool,
-        typer.Option("--iceberg", help="Also publish Iceberg tables over the parts; without a target, these alone."),
+        typer.Option("--iceberg", help="Also publish Iceberg tables; without a target, publish only these."),
     ] = False,
 ) -> ExitCode:
     """Copy the lake to object storage, for readers on other machines and for other engines.
 
-    Readers attach catalog.duckdb from the object storage. It is uploaded as a whole when it has changed. An interrupted
-    publish is completed by the next one. With publish_images, the path of an image in the lake is also its path below
-    the URL.
+    Readers attach catalog.duckdb from the object storage. A changed catalog is uploaded as a whole. The next publish
+    completes an interrupted one. With publish_images, an image has the same path below the URL as in the lake.
 
-    With --iceberg, if iceberg_location is set, or if variables PYICEBERG_CATALOG__SCANLAKE__* set a catalog, engines
-    such as Spark read the parts as Iceberg tables, to which only what is new is uploaded. Without iceberg_location they
-    are at the URL of --to or publish_to.
+    With --iceberg, the tables are also published as Iceberg tables for engines such as Spark, and only what is new is
+    uploaded. The same happens if iceberg_location or variables PYICEBERG_CATALOG__SCANLAKE__* are set. Without
+    iceberg_location, the tables are at the URL of --to or publish_to.
     """
     settings = context.settings()
     target = to or settings.publish_to

@@ -73,19 +73,19 @@ def run(
 
     Afterwards tables, raw documents, rejects and ledger contain nothing of the files, and earlier snapshots are
     deleted. The lake records the ids, the time and --requested-by. A file that the service still has can return with
-    the next sync: delete it in the service first. The next run that publishes finishes an interrupted purge.
+    the next sync, so delete it in the service first. The next run that publishes finishes an interrupted purge.
 
-    Shows the files first and asks on a terminal. Without a terminal, --yes is required.
+    Shows the files first and asks for confirmation on a terminal. Without a terminal, --yes is required.
 
     If the lake is published, as a mirror or as Iceberg tables, it is published there again, and the objects with the
-    files are deleted at once. Then every object in the folders of scanlake there is read again, and "erased" is printed
-    if none has one of the files. Exit code 8: an object has one, and is named, or cannot be read, a place has nothing
-    of the lake, as a folder that is not mounted, or the lake is also at an earlier target, which is named. The same
-    purge repeats it.
+    files are deleted at once. Then scanlake reads every object in its folders there again, and prints "erased" if none
+    has one of the files. Otherwise the exit code is 8: an object still has a file or cannot be read, a place has
+    nothing of the lake (perhaps it is not mounted), or the lake is also at an earlier target. scanlake names the
+    object, place or target. Run the same purge again to repeat this.
 
     Also shows, before and after, what no purge reaches: backups, folders of reports, and share links that are still
-    valid. The lake's records of reports and links are erased, too: keep the receipt (--json). meta.purges has the ids,
-    the time and the person.
+    valid. The lake's records of reports and links are erased too, so keep the receipt (--json). meta.purges has the
+    ids, the time and the person.
 
     If the lake never had one of the files, the command ends with exit code 2 and erases nothing.
     """
@@ -147,8 +147,8 @@ def _erase_copies(
 def _format_copy(copy: ErasedCopy) -> str:
     if copy.is_erased:
         return f"{copy.name}: erased ({pluralize(copy.objects, 'object')} read)\n"
-    problem = copy.problem or f"{', '.join(copy.remains[:_MAX_LINES])} can have a purged file."
-    return f"{copy.name}: NOT ERASED: {problem} Correct that, then run `scanlake purge` again.\n"
+    problem = copy.problem or f"{', '.join(copy.remains[:_MAX_LINES])} may still have a purged file."
+    return f"{copy.name}: NOT ERASED: {problem} Correct this, then run `scanlake purge` again.\n"
 
 
 def _format_outside(copies: Sequence[OutsideCopy]) -> str:

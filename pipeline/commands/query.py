@@ -89,13 +89,13 @@ def run(
 ) -> ExitCode:
     """Query the lake with SQL.
 
-    The lake is opened read-only, and a query reads its tables only. Without a query the command reads standard input;
-    on a terminal it starts DuckDB's own client, read-only, which can also read other files.
+    The lake is opened read-only, and a query can read only its tables. Without a query the command reads standard
+    input. On a terminal it starts DuckDB's own client instead, read-only, which can also read other files.
 
-    In CSV NULL is empty, an empty text is two quotation marks, and text that a spreadsheet takes for a formula gets a
-    leading '; --no-formula-escape leaves it unchanged. JSON has instants as ISO-8601 in UTC. On standard output a table
-    shows the first 200 rows, and on a narrow terminal one line per column; files and all other formats have all rows.
-    What a workbook does not hold is refused.
+    In CSV, NULL is empty and an empty text is two quotation marks. Text that a spreadsheet would read as a formula gets
+    a leading '; --no-formula-escape leaves it unchanged. In JSON, instants are ISO-8601 in UTC. On standard output a
+    table shows the first 200 rows, and on a narrow terminal one line per column. Files and all other formats have all
+    rows. Values that a workbook cannot hold are refused.
     """
     if sql is None and out is None and sys.stdin.isatty() and sys.stdout.isatty() and not all_sources:
         _start_client(require_catalog(context.settings()).catalog)
@@ -188,7 +188,7 @@ def _write_table(result: "duckdb.DuckDBPyRelation", target: IO[bytes]) -> int:
     rows = cast_to_text(result, frozenset()).limit(limit + 1).fetchall()
     if is_file and len(rows) > limit:
         raise SettingsError(f"The table has more than {limit:,} rows.", hint="Use --out FILE.csv.")
-    note = ", the first rows of more; use --format for all rows" if len(rows) > limit else ""
+    note = " shown, and there are more; use --format for all rows" if len(rows) > limit else ""
     first_rows = rows[:limit]
     is_screen = not is_file and sys.stdout.isatty()
     text = format_table(result.columns, first_rows, null="NULL", unit="row", note=note, is_screen=is_screen)
@@ -268,13 +268,13 @@ def _choose_format(typed: str | None, out: Path | None, *, as_json: bool) -> str
     formats = get_args(_Format)
     if typed is not None and extension in formats and extension != typed:
         hint = "Leave --format out, or rename the file."
-        raise SettingsError(f"--out {out}: the name is for {extension}, --format is {typed}.", hint=hint)
+        raise SettingsError(f"--out {out}: the name means {extension}, but --format is {typed}.", hint=hint)
     if typed is None and out is not None and (not out.exists() or out.is_file()):  # not a device or a pipe
         if extension in {"", "txt"}:
             return "table"
         if extension not in formats:
             names = ", ".join(f".{name}" for name in formats if name != "table")
             hint = f"Use {names} or .txt, or add --format."
-            raise SettingsError(f"--out {out}: .{extension} is no format of a result.", hint=hint)
+            raise SettingsError(f"--out {out}: .{extension} is not an output format.", hint=hint)
         return extension
     return typed or "table"

@@ -150,10 +150,10 @@ def run(
     """Download the PDFs of many files into a folder with a manifest.
 
     Files are ordered in batches of at most 100. Each file is confirmed in the service before its order and after its
-    delivery. The same command resumes an interrupted job and orders failed reports again; a complete job is left as it
-    is. A signed folder is changed only with --sign. A changed selection or option in the same folder is refused. The
-    folder has the PDFs, manifest.csv, manifest.json, index.html and SHA256SUMS, and manifest.xlsx if XlsxWriter is
-    installed. VERIFY.txt has the commands that check it; `scanlake check --report DIR` compares more.
+    delivery. The same command resumes an interrupted job and orders failed reports again. A complete job is not
+    changed, and a signed folder only with --sign. Another selection or other options are refused in the same folder.
+    The folder has the PDFs, manifest.csv, manifest.json, index.html and SHA256SUMS, and manifest.xlsx if XlsxWriter is
+    installed. VERIFY.txt lists commands that check it; `scanlake check --report DIR` compares more.
     """
     settings = call.settings()
     selection = _parse_selection(where, sql, ids, reference, group_by, per_file=per_file)

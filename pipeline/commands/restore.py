@@ -56,9 +56,9 @@ def run(
     Every part is compared with its hash. After a failure the folder is as before. The next sync fetches what has
     changed since the backup. To restore over a lake, move the lake's folder away first.
 
-    What is missing or damaged in the backup is named and left out, with exit code 9. `scanlake repair` rebuilds a part
-    or the ledger from the documents, and the next sync fetches the files whose documents are lost. Images come back if
-    the backup has them; the next `scanlake images` fetches the others.
+    If something is missing or damaged in the backup, it is named and left out, and the exit code is 9. `scanlake
+    repair` rebuilds a part or the ledger from the documents, and the next sync fetches the files whose documents are
+    lost. Images are restored if the backup has them; the next `scanlake images` fetches the others.
     """
     target, store = folder or context.settings().lake, open_location(origin)
     restored = restore_backup(store, target)

@@ -53,7 +53,7 @@ RESULT: Final = ServedPages | WrittenPage
 def run(
     context: CommandContext,
     *,
-    write: Annotated[Path | None, typer.Option(help="Write the dashboard to this file and end.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Write the dashboard to this file and exit.")] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65_535, help="Port on 127.0.0.1; 0 uses a free port."), Excludes("--write")
     ] = 8787,
@@ -61,11 +61,11 @@ def run(
     """Show the lake in the browser, or write its dashboard as one HTML file.
 
     The pages are the dashboard, tables, one file and SQL, served on 127.0.0.1 only. They show the published snapshot
-    and the runs until now, make no calls to the service and do not disturb runs. The printed address has the key to
-    the rows; all users of this machine can read the dashboard itself.
+    and the runs until now, make no calls to the service and do not disturb runs. The printed address has the key to the
+    rows. All users of this machine can read the dashboard itself.
 
-    --write writes the dashboard to a file instead. The file needs no network and can be mailed. It contains counts,
-    errors and names of unknown keys, and nothing else of the files.
+    --write writes the dashboard to a file instead. The file needs no network and can be mailed. Of the files in the
+    lake, it contains only counts, errors and names of unknown keys.
     """
     settings = context.settings()
     if write is None:

@@ -48,7 +48,7 @@ def run(
 ) -> ExitCode:
     """Show every setting with its value and its origin.
 
-    Shows the values that a run uses: from scanlake.toml, SCANLAKE_* variables and flags. Later layers override
+    Shows the values that a run uses, from scanlake.toml, SCANLAKE_* variables and options. Later layers override
     earlier layers. Secrets are redacted.
     """
     if template:

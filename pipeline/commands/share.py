@@ -86,8 +86,8 @@ def run(
 ) -> ExitCode:
     """Create share links to files, by default without e-mail.
 
-    A link that is still valid is reused. A call whose response was lost has the state unknown. No run repeats it,
-    except with --force-new: check the service first.
+    A link that is still valid is reused. If the response to a call was lost, its state is unknown. No run repeats such
+    a call, except with --force-new: check the service first.
     """
     settings = call.settings()
     base_url = require_base_url(settings)

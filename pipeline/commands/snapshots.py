@@ -49,9 +49,9 @@ RESULT: Final = SnapshotList
 def run(context: CommandContext) -> ExitCode:
     """List the published snapshots, their state, and why each is kept.
 
-    Open a kept snapshot as snapshots/NNNNNN.duckdb with any DuckDB client. It is the catalog that was published then.
-    Reasons to keep one: it is the current one, among the keep_snapshots newest, or the newest of a day, week or month
-    (keep_daily, keep_weekly, keep_monthly).
+    Open a kept snapshot as snapshots/NNNNNN.duckdb with any DuckDB client. It is the catalog that was published then. A
+    snapshot is kept because it is the current one, is among the newest (keep_snapshots), or is the newest of a day,
+    week or month (keep_daily, keep_weekly, keep_monthly).
     """
     settings = context.settings()
     layout = LakeLayout(settings.lake.absolute())

@@ -160,8 +160,8 @@ def run(
 ) -> ExitCode:
     """Show how current and how complete the lake is.
 
-    It makes no calls to the service and does not disturb runs. Beside a catalog without a lake, such as a copy, it
-    shows what the catalog knows.
+    It makes no calls to the service and does not disturb runs. For a catalog without a lake, such as a copy, it shows
+    what the catalog knows.
     """
     settings = context.settings()
     state, problem = _load_state(settings.lake, runs)
@@ -290,7 +290,7 @@ def _format_status(status: LakeStatus) -> str:
             ids = ", ".join(str(file_id) for file_id in reject.file_ids if file_id is not None)
             lines.append(f"  {reject.files:,} x {to_one_line(reject.reason)}" + (f": {ids}" if ids else ""))
         if any(None in reject.file_ids for reject in status.rejects):
-            lines.append("  A list item without an id is forgotten by the first verify that does not see it.")
+            lines.append("  A list item without an id is dropped by the first verify that no longer finds it.")
     return "\n".join(line.removesuffix("\n") for line in lines) + "\n"
 
 
@@ -303,7 +303,7 @@ def _summary_lines(status: LakeStatus) -> list[str]:
     if fresh.snapshot is not None and status.lacks_rows and status.running is None:
         lines.append("catalog.duckdb lacks the newest rows: the next sync publishes them.")
     if status.is_catalog_changed:
-        lines.append("catalog.duckdb is not as it was published: `scanlake check` compares its rows.")
+        lines.append("catalog.duckdb has changed since it was published: `scanlake check` compares its rows.")
     lines += _state_lines(status)
     if status.size is not None:
         lines.append(f"{format_bytes(status.size.total)}: {status.size.details}.")
@@ -316,11 +316,11 @@ def _summary_lines(status: LakeStatus) -> list[str]:
         lines.append(f"Everything updated before {format_instant(fresh.watermark)} is in the lake ({age}).")
     if status.has_gaps:
         lines.append(
-            "Not complete: of what was updated since, a part is in the lake; `scanlake sync` fetches the rest."
+            "Not complete: the lake has only part of what was updated since; `scanlake sync` fetches the rest."
         )
     if status.unproven_files:
         files = pluralize(status.unproven_files, "file")
-        lines.append(f"The service's list counts {files} that none of its pages shows; the watermark waits.")
+        lines.append(f"The service's list counts {files} that are on none of its pages; the watermark waits.")
     if status.unstable_files:
         files = pluralize(status.unstable_files, "file")
         lines.append(f"{files} may have changed since the fetch: the next syncs fetch them again.")

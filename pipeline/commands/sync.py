@@ -77,14 +77,14 @@ def run(
 ) -> ExitCode:
     """Fetch everything that changed in the service into the lake.
 
-    The first run fetches everything, later runs fetch only changes. An interrupted run is continued by the next run.
-    Every 7 days (verify_every_days) a sync also verifies the lake.
+    The first run fetches everything; later runs fetch only changes. The next run continues an interrupted one. Every 7
+    days (verify_every_days) a sync also verifies the lake.
 
-    --limit fetches the newest files, with all that have the update time of the last one, in a service of any size. The
-    lake is not complete then: a sync without it fetches the rest, and none of the files again.
+    --limit fetches the newest files of a service of any size, including all with the same update time as the last one.
+    The lake is not complete then. A sync without --limit fetches the rest, and none of the files twice.
 
-    A sync that max_duration_seconds stops ends with exit code 0 and prints what is left. The verify is stopped in the
-    same way, and the next sync does it again.
+    If max_duration_seconds stops a sync, it ends with exit code 0 and prints what is left. A verify is stopped in the
+    same way, and the next sync starts it again.
     """
     time_range = TimeRange(*parse_range(since, until), full, limit)
     settings = context.settings()

@@ -29,7 +29,7 @@ def run(
         bool,
         typer.Option(
             "--accept-deletions",
-            help="Accept that more than 5 % of the files were deleted, and that the account is the lake's.",
+            help="Accept that more than 5 % of the files were deleted, and that the account is the right one.",
         ),
     ] = False,
     accept_new_base_url: Annotated[
@@ -37,14 +37,14 @@ def run(
     ] = False,
     deep: Annotated[
         float,
-        typer.Option(min=0, max=1, help="Share of the files whose details are fetched and compared; 1: all files."),
+        typer.Option(min=0, max=1, help="Share of the files whose details are fetched and compared, from 0 to 1."),
     ] = 0.0,
 ) -> ExitCode:
     """Compare the lake with the service and repair differences (`check` checks the lake's own files).
 
     Incremental syncs never see a deletion. This command reads the service's full list and fetches missing and stale
-    files. A file counts as deleted if the complete list does not contain it and its id is not found. Deleted files
-    move to deleted_files. The result is printed and stored in meta.verifications.
+    files. A file counts as deleted if the complete list does not contain it and it is not found by its id. Deleted
+    files move to deleted_files. The result is printed and stored in meta.verifications.
     """
     settings = context.settings()
     require_base_url(settings)

@@ -154,7 +154,7 @@ class ImageDownloader:
         except* (_HostDownError, TimeoutError):
             if self._problem is None:
                 kinds = [kind for kind, _ in self._client.stats.error_kinds.most_common(1)]
-                self._problem = f"GET image: no answer with an image ({', '.join(kinds) or 'timeout'})."
+                self._problem = f"GET image: no answer contained an image ({', '.join(kinds) or 'timeout'})."
             log.warning("image_host.down", problem=self._problem, failures=len(self._failures))
         if self._has_answered and self._problem is None:
             await self._put_failures()

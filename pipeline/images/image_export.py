@@ -124,7 +124,7 @@ def _copy(layout: LakeLayout, row: Row, folder: Path, used: set[str]) -> str | N
         (folder / name).unlink()
     with suppress(OSError):  # not empty
         (folder / name).parent.rmdir()
-    row |= {"state": "damaged", "reason": "not in the lake as it was stored: run `scanlake check`"}
+    row |= {"state": "damaged", "reason": "changed or missing since it was stored: run `scanlake check`"}
     return None
 
 

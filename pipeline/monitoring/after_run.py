@@ -43,8 +43,8 @@ _KILLED_CODE: Final = 137  # what a shell reports of SIGKILL
 _MAX_INCONSISTENT: Final = 2  # in one they can differ by chance
 ALERTED: Final = "-alerted"  # exit codes of the failures that were sent since the last success
 _INCONSISTENT_REASON: Final = "Lake and service differ in several verifications; see meta.verifications."
-_NOT_PUBLISHED_REASON: Final = "The sync succeeded, but the object storage does not have it."
-_NO_IMAGES_REASON: Final = "The sync succeeded, but the images after it failed."
+_NOT_PUBLISHED_REASON: Final = "The sync succeeded, but its publish to object storage failed."
+_NO_IMAGES_REASON: Final = "The sync succeeded, but the download of images after it failed."
 
 
 async def report_run(settings: Settings, result: RunResult) -> None:
@@ -200,7 +200,7 @@ def check_channels(settings: Settings) -> Iterator[Finding]:
         url = URL(settings.notify_url.reveal(), encoded=True)
         try:
             socket.create_connection((url.host or "", url.port or 443), timeout=POST_SECONDS).close()
-            yield ok("settings", "notify_url", "its host takes connections; no alert was sent")
+            yield ok("settings", "notify_url", "its host accepts connections; no alert was sent")
         except (OSError, UnicodeError) as failure:  # the second: of a name that the name system cannot have
             problem = f"no connection to its host: {type(failure).__name__}"
             yield warning("settings", "notify_url", problem, "Correct notify_url, or start the receiver.")

@@ -68,7 +68,7 @@ METRICS: Final = (
     ),
     Metric("scanlake_files", "Files in the lake.", "lake.files"),
     Metric("scanlake_deleted_files", "Files that the service no longer has.", "lake.deleted_files"),
-    Metric("scanlake_rejects", "Documents and files that are rejected at present.", "lake.rejects"),
+    Metric("scanlake_rejects", "Documents and files that are currently rejected.", "lake.rejects"),
     Metric("scanlake_snapshot", "Number of the published snapshot.", "lake.snapshot"),
     Metric(
         "scanlake_publish_failures",
@@ -79,8 +79,12 @@ METRICS: Final = (
         "scanlake_last_publish_timestamp_seconds", "Last successful publish to object storage.", "publish.published_at"
     ),
     Metric("scanlake_lake_size_bytes", "Size of the lake's folder.", "lake.bytes"),
-    Metric("scanlake_lake_content_bytes", "Size by what has it.", "lake.size.contents", "content"),
-    Metric("scanlake_lake_year_bytes", "What a year will add, at the rate of up to 90 days.", "lake.size.year_bytes"),
+    Metric("scanlake_lake_content_bytes", "Size of the lake by content.", "lake.size.contents", "content"),
+    Metric(
+        "scanlake_lake_year_bytes",
+        "Estimated growth in a year, at the rate of the last 90 days at most.",
+        "lake.size.year_bytes",
+    ),
     Metric("scanlake_disk_free_bytes", "Free space on the disk of the lake.", "run.free_bytes"),
     Metric(
         "scanlake_last_verify_timestamp_seconds", "Last comparison with the service's full list.", "lake.verified_at"
@@ -89,9 +93,11 @@ METRICS: Final = (
     Metric("scanlake_files_fetched_total", "Files that successful runs fetched.", "files_stored"),
     Metric("scanlake_requests_total", "API calls of successful runs.", "run.requests", "kind"),
     Metric("scanlake_retries_total", "Retries of successful runs.", "retries"),
-    Metric("scanlake_throttled_total", "Responses 429 to successful runs.", "delta.throttled"),
+    Metric("scanlake_throttled_total", "Responses with status 429 to successful runs.", "delta.throttled"),
     Metric(
-        "scanlake_learned_requests_per_second", "Rate limit of the service, as learned; absent: none met.", "lake.rate"
+        "scanlake_learned_requests_per_second",
+        "Learned rate limit of the service; absent if none was met.",
+        "lake.rate",
     ),
     Metric("scanlake_learned_concurrency", "Concurrency learned from the service.", "lake.concurrency"),
 )

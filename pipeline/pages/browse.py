@@ -383,7 +383,9 @@ def find_file(lake: duckdb.DuckDBPyConnection, text: str) -> BrowsePage:
     """Return the page of the file with this reference or id; a list of them if there are several."""
     matches = read_query(lake, _QUERIES["matches"].format(text=sql_literal(text)), _MAX_SECTION_ROWS)
     if not matches.rows:
-        raise NothingFoundError(f"No file has the reference or id {text}.", hint="Filter the table files for a part.")
+        raise NothingFoundError(
+            f"No file has the reference or id {text}.", hint="Filter the table files for part of the reference."
+        )
     if len(matches.rows) == 1:
         return build_file_page(lake, int(matches.rows[0][0] or 0))
     return BrowsePage("browse_files.html.jinja", f"Files {text}", {"matches": matches})

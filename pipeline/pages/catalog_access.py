@@ -48,7 +48,7 @@ _KINDS: Final = {
 }
 _INTERRUPT_SECONDS: Final = 0.05
 _STOP_SECONDS: Final = 3.0
-_STUCK_HINT: Final = "Wait for its end, or stop scanlake serve with Ctrl-C and start it again."
+_STUCK_HINT: Final = "Wait until it ends, or stop scanlake serve with Ctrl-C and start it again."
 _QUERY_HINT: Final = "Correct the query. The page Tables lists the tables and columns."
 _TITLE: Final = re.compile(r"^-- (.+)\n", re.MULTILINE)
 _DOCUMENTED: Final = re.compile(r"^\*\*\d+\. (.+?)\*\*.*?^```sql\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -33,7 +33,7 @@ _HINT: Final = "Run `scanlake publish --iceberg`."
 
 
 def check_tables(catalog: IcebergCatalog, layout: LakeLayout, subject: str, *, read_data: bool) -> Iterator[Finding]:
-    """Yield the files that tables lack, and the tables that show other rows than the snapshot that was published.
+    """Yield the files that tables lack, and the tables that show its rows differ from the snapshot that was published.
 
     Rows are counted, with `read_data` compared. Raises `PublishError`, and `LakeCorruptedError` for the snapshot.
     """
@@ -69,7 +69,7 @@ def _find_wrong_rows(db: duckdb.DuckDBPyConnection, table: Table, scan: DataScan
         if read_data and rows:
             db.register("published", scan.to_arrow_batch_reader())
             if db.execute(query + "published").fetchall() != [own]:
-                return "other rows than the snapshot"
+                return "its rows differ from the snapshot"
     except ScanlakeError as failure:
         return failure.message.rstrip(".")
     except Exception as failure:  # noqa: BLE001 - pyiceberg cannot read all that other engines write

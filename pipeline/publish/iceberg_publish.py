@@ -181,7 +181,9 @@ def _load_own_form(catalog: IcebergCatalog) -> dict[str, TableState]:
         is_moved = not all(snapshot.manifest_list.startswith(folder) for snapshot in own)
         if is_moved or state.metadata.format_version != FORMAT_VERSION:
             what = "location" if is_moved else "format version"
-            raise PublishError(f"The Iceberg table {name} has another {what} than scanlake gave it.", hint=REMAKE_HINT)
+            raise PublishError(
+                f"The Iceberg table {name} no longer has the {what} that scanlake gave it.", hint=REMAKE_HINT
+            )
     return states
 
 

@@ -86,7 +86,7 @@ def has_images_on(store: ObjectStore, *, upload: bool) -> bool:
     if listed and upload and not has_images:
         raise SettingsError(
             f"{store.base_url} has other objects, such as {listed[0]}.",
-            hint=f"Move {IMAGES} away, or use a folder or URL of its own.",
+            hint=f"Move {IMAGES} away, or use a separate folder or URL.",
         )
     return has_images
 
@@ -107,7 +107,7 @@ def _read_images(
     for row in read_images_of(ledger, prefix):
         if row.path is not None and (until is None or row.fetched_at <= until):
             if not is_image_path(row.path):  # of a restored ledger: it must not lead out of the lake
-                raise LakeCorruptedError("The ledger names a file that is no image.", hint="Run `scanlake check`.")
+                raise LakeCorruptedError("The ledger names a file that is not an image.", hint="Run `scanlake check`.")
             file = layout.root / row.path
             images[row.path] = PendingUpload(row.path, file, row.bytes or 0, row.sha256 or "")
     return images
@@ -130,7 +130,7 @@ class ImagesOnStore(Struct):
         if self.problems:
             raise LakeCorruptedError(
                 f"{pluralize(len(self.problems), 'image')} could not be uploaded: {self.problems[0].rstrip('.')}.",
-                hint="Everything else was. Run `scanlake repair --read-data`, `scanlake images`, then run this again.",
+                hint="All else was. Run `scanlake repair --read-data` and `scanlake images`, then this command again.",
             )
 
 

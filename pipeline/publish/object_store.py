@@ -197,7 +197,7 @@ def create_object(store: ObjectStore, upload: PendingUpload) -> None:
         )
     if problem := find_difference(upload, existing):
         raise ForeignObjectError(
-            f"{store.url(upload.path)} has other contents than was published: {problem}.",
+            f"{store.url(upload.path)} differs from what was published: {problem}.",
             hint="Delete the object, then run the publish again: it is created again.",
         )
 

@@ -157,7 +157,7 @@ def _open_backup(
             with translate_sqlite_errors(copy):
                 content = find_foreign_content(copy)
             if content is not None:
-                raise LakeCorruptedError(f"{store.url(path)} is no ledger of scanlake: {content}.")
+                raise LakeCorruptedError(f"{store.url(path)} is not a ledger of scanlake: {content}.")
             with closing(Ledger(copy)) as ledger:
                 _refuse_foreign_names(ledger, store.url(path))
                 parts = [(to_target_path(part.name, part.sha256), part) for part in ledger.parts()]
@@ -174,11 +174,11 @@ def _open_backup(
 def _refuse_foreign_names(ledger: Ledger, url: str) -> None:
     """Raise `LakeCorruptedError` for a name that leads out of the folder: a purge would read or delete that file."""
     if not all(map(is_part_path, ledger.part_names())):
-        raise LakeCorruptedError(f"{url} names a file that is no part.")
+        raise LakeCorruptedError(f"{url} names a file that is not a part.")
     if not all(map(is_image_path, iter_paths(ledger))):
-        raise LakeCorruptedError(f"{url} names a file that is no image.")
+        raise LakeCorruptedError(f"{url} names a file that is not an image.")
     if ledger.count("SELECT count(*) FROM report_order WHERE pdf LIKE '%/%'"):
-        raise LakeCorruptedError(f"{url} names a file that is no PDF of a report.")
+        raise LakeCorruptedError(f"{url} names a file that is not the PDF of a report.")
 
 
 def _download_backup(store: ObjectStore, layout: LakeLayout, target: LakeLayout) -> RestoredBackup:

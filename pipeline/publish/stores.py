@@ -231,7 +231,7 @@ class LocalStore(ObjectStore):
             except (FileNotFoundError, NotADirectoryError):
                 return target, None
         if not stat.S_ISREG(status.st_mode):
-            raise PublishError(f"{self.url(path)} is no file.", hint="Move it away, or use another target.")
+            raise PublishError(f"{self.url(path)} is not a file.", hint="Move it away, or use another target.")
         return target, status
 
     def _describe(self, path: Path, status: os.stat_result) -> StoredObject:

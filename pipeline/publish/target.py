@@ -52,7 +52,7 @@ TEMP_FOLDERS: Final = (*FOLDERS, IMAGES)
 
 NOTHING_PUBLISHED: Final = "No published lake is there. Is it mounted? If it was deleted, publish elsewhere."
 
-REMAKE_HINT: Final = "Drop the tables from their catalog, without one delete iceberg.json, then publish again."
+REMAKE_HINT: Final = "Drop the tables from their catalog (or delete iceberg.json if there is none), then publish again."
 """How Iceberg tables that lost a file become whole: the parts that are there are taken again."""
 
 FORMAT: Final = 1
@@ -136,12 +136,12 @@ def read_record(store: ObjectStore, path: str, kind: type[T]) -> tuple[T, str] |
     content, version = stored
     try:
         if msgspec.json.decode(content, type=_Format).format > FORMAT:
-            raise SettingsError(f"{store.url(path)} is of a newer scanlake.", hint="Update scanlake.")
+            raise SettingsError(f"{store.url(path)} was written by a newer scanlake.", hint="Update scanlake.")
         return msgspec.json.decode(content, type=kind), version
     except msgspec.ValidationError as error:
         raise PublishError(f"{store.url(path)} is not a record of scanlake.", hint=_HINT) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise LakeCorruptedError(f"{store.url(path)} is damaged: it is no JSON.", hint=_HINT) from error
+        raise LakeCorruptedError(f"{store.url(path)} is damaged: it is not JSON.", hint=_HINT) from error
 
 
 def encode_record(record: object) -> bytes:
@@ -279,7 +279,7 @@ def refuse_lost_target(ledger: Ledger, url: str) -> None:
     """
     if ledger.properties.published_targets.get(url, False) is not False:
         raise PublishError(
-            f"{url.rpartition('/')[0]} has nothing of the lake, which was published there. Is it mounted?",
+            f"{url.rpartition('/')[0]} has nothing of the lake, although it was published there. Is it mounted?",
             hint="Bring the copy back, or use another target.",
         )
 
@@ -334,7 +334,7 @@ def require_own_objects(
     for path, item in listed.items():
         if (path == CATALOG or not path.startswith(roots)) and not is_own_object(store, ledger, item):
             raise SettingsError(
-                f"{store.base_url} has other objects, such as {item.path}.", hint="Use a folder or URL of its own."
+                f"{store.base_url} has other objects, such as {item.path}.", hint="Use a separate folder or URL."
             )
 
 

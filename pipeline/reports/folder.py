@@ -76,7 +76,7 @@ def _read_or_write_record(path: Path, marker: int, new_job: str) -> _FolderRecor
     try:
         return msgspec.json.decode(content, type=_FolderRecord)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise SettingsError(f"--out {path}: {MARKER} is not of a job.", hint=_FOLDER_HINT) from None
+        raise SettingsError(f"--out {path}: {MARKER} does not belong to a job.", hint=_FOLDER_HINT) from None
 
 
 def _write_record(marker: int, record: _FolderRecord) -> _FolderRecord:

@@ -95,7 +95,7 @@ def check_report_folder(folder: Path, reader: PdfReader, allowed_signers: Path |
         ]
         if manifest.scanlake != __version__:
             problem = f"made by scanlake {manifest.scanlake}, so not compared with {JSON_NAME}"
-            findings.append(warning("report", PAGE_NAME, problem, "Check the page with that scanlake."))
+            findings.append(warning("report", PAGE_NAME, problem, "Check the page with that version."))
         files, pdfs = pluralize(len(manifest.files), "file"), pluralize(len(manifest.pdfs), "PDF")
         read = describe_reading([count_found(readings.get(pdf.pdf, Unread.BROKEN)) for pdf in manifest.pdfs])
         counts = f"{files}, {pdfs}, {pluralize(len(manifest.failed), 'file')} named as failed; {read}"
@@ -141,7 +141,7 @@ def _find_manifest_problems(manifest: Manifest, sums: dict[str, str], folder: Pa
     yield from _find_placement_problems(manifest)
     yield from _find_pdf_problems(manifest, sums)
     if manifest.counts != count_entries(manifest.files, manifest.orders, pdfs=len(manifest.pdfs)):
-        yield JSON_NAME, "its counts are not those of its entries"
+        yield JSON_NAME, "its counts differ from its entries"
     if _read(folder / CSV_NAME) != format_csv(manifest.files):
         yield CSV_NAME, f"does not match {JSON_NAME}"
     workbook = format_workbook(manifest.files) if WORKBOOK_NAME in sums else None
@@ -197,7 +197,7 @@ def _find_page_problems(
         if pdf.pdf not in intact:
             continue
         if (folder / pdf.pdf).stat().st_size != pdf.bytes:
-            yield pdf.pdf, f"its size is not that in {JSON_NAME}"
+            yield pdf.pdf, f"its size differs from {JSON_NAME}"
         references = {file.file_id: file.reference for file in files[pdf.pdf] if file.file_id is not None}
         pages = readings[pdf.pdf] = reader.read(folder / pdf.pdf, references)
         if pages is Unread.BROKEN:

@@ -401,5 +401,5 @@ class BatchOrderer:
 
 def _describe(result: NotFound | RetriesExhaustedError) -> str:
     if isinstance(result, NotFound):
-        return f"not in the service when it was to be ordered ({describe_absence(result)})"
+        return f"not in the service before its order ({describe_absence(result)})"
     return f"not confirmed in the service before its order: {result.message}"

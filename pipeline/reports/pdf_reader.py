@@ -17,7 +17,7 @@ _MAX_MEMORY_BYTES: Final = 1024**3
 _MAX_PROCESSOR_SECONDS: Final = 120  # of one PDF: a thousand pages of 60 lines take 5 s and 85 MB, 600 MB of images 1 s
 
 
-UNREAD_HINT: Final = "Look at its pages: whether they show the files is not known."
+UNREAD_HINT: Final = "Look at its pages: scanlake could not tell whether they show the files."
 
 
 class Unread(StrEnum):

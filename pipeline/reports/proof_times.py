@@ -18,7 +18,7 @@ def find_time_problems(manifest: Manifest) -> list[str]:
     """Return what is wrong with the times of a job, each kind of contradiction once."""
     ahead = manifest.clock_seconds_ahead or 0.0
     direction = "behind" if ahead > 0 else "ahead of"
-    problem = f"the clock of the machine was {abs(ahead):,.0f} s {direction} the service's, when the job ended"
+    problem = f"the clock of the machine was {abs(ahead):,.0f} s {direction} the service's when the job ended"
     problems = {("clock", "clock"): problem} if abs(ahead) > _TOLERANCE_SECONDS else {}
     begin, end = ("begin of the job", manifest.begun_at), ("end of the job", manifest.written_at)
     lines = [(("watermark", manifest.watermark), begin, end), (("last verify", manifest.deletions_known_at), begin)]

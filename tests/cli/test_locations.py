@@ -96,7 +96,7 @@ _REFUSED: Final = {
     parse_path: NO_PATHS,
     parse_store_url: NO_URLS,
     parse_location: NO_PLACES,
-    parse_folder: NO_PATHS | {"all.pdf": "has the name of a file"},
+    parse_folder: NO_PATHS | {"all.pdf": "looks like a file name"},
 }
 _PLACE_WORDS: Final = ("PATH", "FILE", "DIR", "FOLDER", "URL", "KEY", "LAKE")
 _SHARE: Final = 5

@@ -132,8 +132,8 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("query 'SELECT 1' -o nodir/x.csv", "--out nodir/x.csv: folder nodir does not exist."),
     ("query 'SELECT 1' -o . --format csv", "--out . is a folder."),
     ("query 'SELECT 1' -o circle --format csv", "--out circle is a link that refers to itself."),
-    ("query 'SELECT 1' -o answer.docx", ".docx is no format of a result. Use .csv"),
-    ("query 'SELECT 1' -o a.parquet --format csv", "--out a.parquet: the name is for parquet, --format is csv."),
+    ("query 'SELECT 1' -o answer.docx", ".docx is not an output format. Use .csv"),
+    ("query 'SELECT 1' -o a.parquet --format csv", "--out a.parquet: the name means parquet, but --format is csv."),
     ("query 'SELECT 1' --format xlsx", "The format xlsx needs a file. Add --out FILE."),
     ("query 'SELECT 1' -o lake/catalog.duckdb", "--out"),
     ("query 'SELEC 1'", 'Parser Error: syntax error at or near "SELEC". Run `scanlake tables` to list tables and'),
@@ -146,8 +146,8 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
         for command in ("export", "export --format csv --tables files")
         for name in ("o.csv", "all.parquet", "a.JSON", "lake.duckdb", "out.zip")
     ),
-    ("images export -o images.zip", "must be a folder, and has the name of a file; leave out the extension."),
-    ("report --where closed -o all.pdf", "must be a folder, and has the name of a file"),
+    ("images export -o images.zip", "must be a folder, but looks like a file name; leave out the extension."),
+    ("report --where closed -o all.pdf", "must be a folder, but looks like a file name"),
     ("tables upload", "Did you mean uploads?"),
     ("tables _parts", "_parts"),
     ("tables meta.runs --lake nowhere", "/nowhere. Run `scanlake sync` first, or correct --lake."),

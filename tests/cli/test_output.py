@@ -89,7 +89,7 @@ def test_a_table_in_a_file_has_every_row(main: Scanlake, tmp_path: Path) -> None
     """Standard output shows the first 200 rows and says so; a text file has all of them, or is not written."""
     query = ("query", "SELECT range AS n FROM range(2007)")
     shown = main(*query).out.splitlines()
-    assert (len(shown), shown[-1]) == (202, "200 rows, the first rows of more; use --format for all rows")
+    assert (len(shown), shown[-1]) == (202, "200 rows shown, and there are more; use --format for all rows")
     assert main(*query, "-o", "a.txt").code == 0
     written = (tmp_path / "a.txt").read_text(encoding="utf-8").splitlines()
     assert (len(written), written[-2].strip(), written[-1]) == (2009, "2006", "2,007 rows")

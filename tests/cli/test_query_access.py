@@ -160,7 +160,7 @@ def test_a_table_for_people_cannot_be_forged(main: Scanlake) -> None:
     assert "\x1b" not in answer.out
     assert all(text in answer.out for text in ("second line", "NULL", "3 rows"))
     assert len(answer.out.splitlines()) == 5
-    assert "200 rows, the first rows of more; use --format for all rows" in main("query", "FROM range(201)").out
+    assert "200 rows shown, and there are more; use --format for all rows" in main("query", "FROM range(201)").out
     assert main("query", "FROM range(200)").out.splitlines()[-1] == "200 rows"
 
 

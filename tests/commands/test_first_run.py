@@ -76,7 +76,7 @@ async def test_a_folder_below_the_settings_file_has_the_same_lake(tmp_path: Path
     assert (first.code, first.json["files_stored"]) == (0, 5), first.err
     assert (again.code, again.json["files_stored"]) == (0, 0)
     assert refused.code == forced.code == 2
-    assert f"{home / 'scanlake.toml'} exists already. Use it" in refused.err
+    assert f"{home / 'scanlake.toml'} exists already. Use this file" in refused.err
     assert str(home / "lake") in shown.out
     assert f"file: {home / 'scanlake.toml'}" in checked.out
     assert named.code == 0, named.err

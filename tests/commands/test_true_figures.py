@@ -68,7 +68,7 @@ async def test_a_sync_says_what_it_could_not_see(tmp_path: Path) -> None:
         status = (await called(tmp_path, "status", **given)).out
         count = first.json["unproven"]
         assert (first.code, first.json["watermark"], count > 0) == (4, None, True)
-        told = f"The service's list counts {count} files that none of its pages shows; the watermark waits."
+        told = f"The service's list counts {count} files that are on none of its pages; the watermark waits."
         assert told in status.splitlines()
         assert "Everything updated before" not in status
         emulator.set_quirks(list_cache_seconds=0.0)

@@ -208,7 +208,7 @@ async def test_images_that_fail_are_told(tmp_path: Path) -> None:
             assert called(here.lake, "status").code == 0
     told = [(body["command"], body["event"], body["exit_code"]) for body in hook.bodies]
     assert told == [("sync", "failed", 1), ("images", "failed", 1), ("sync", "recovered", 0)]
-    assert "but the images after it failed. " in hook.bodies[0]["reason"]
+    assert "but the download of images after it failed. " in hook.bodies[0]["reason"]
     with closing(duckdb.connect(str(here.lake / "catalog.duckdb"), read_only=True)) as db:
         runs = db.execute("SELECT state, error IS NULL FROM meta.runs WHERE command = 'images' ORDER BY started_at")
         assert runs.fetchall() == [("failed", False), ("failed", False), ("done", True)]

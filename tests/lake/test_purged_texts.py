@@ -57,7 +57,7 @@ def test_rejects_without_an_id_go(lake: Path) -> None:
             for place, row in enumerate([other, *((None, document) for document in spelled)]):
                 insert_reject(db, *row, key=f"document {place}")
         store(held, 4711, scan_code="réf/1", uploads=[{"id": 98765}, {"id": "x"}, None])
-    assert "is forgotten by the first verify that does not see it" in told(lake, "status")
+    assert "is dropped by the first verify that no longer finds it" in told(lake, "status")
     purged(lake, 4711)
     assert asked(lake, "SELECT file_id, document FROM reject") == [other]
     assert "of jane" not in everything(lake)

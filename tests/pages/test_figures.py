@@ -49,7 +49,7 @@ def test_what_the_catalog_says_of_itself(populated_lake: PopulatedLake, figures:
     ((size, parts),) = asked(populated_lake.folder, "SELECT sum(bytes), count(*) FROM physical.parts")
     for words in (
         f"Schema drift {keys} keys, kept as sent in extra",
-        f"{keys} keys the schema does not know",
+        f"{keys} keys unknown to the schema",
         f"Size {format_bytes(size)} {parts} parts in this snapshot",
         f"Files {POPULATED_FILES} {data.page['deleted_files']} files deleted in the service",
         f"Uploads {uploads:,} ",

@@ -62,8 +62,8 @@ def test_erased_is_said_after_a_look(history: History, tmp_path: Path) -> None:
     answer = purged(lake, 777_123, **settings)
     assert answer.code == ExitCode.PUBLISH
     others, former = ([path.as_uri() for path in paths] for paths in (copies, ledgers))
-    assert f"{url}: NOT ERASED: {', '.join([*former, *others[:3]])} can have a purged file. " in answer.out
-    assert f"Iceberg tables at {url}: NOT ERASED: {', '.join(others)} can have a purged file. " in answer.out
+    assert f"{url}: NOT ERASED: {', '.join([*former, *others[:3]])} may still have a purged file. " in answer.out
+    assert f"Iceberg tables at {url}: NOT ERASED: {', '.join(others)} may still have a purged file. " in answer.out
     for path in (*copies, *ledgers):
         path.unlink()
     answer = purged(lake, 777_123, **settings)
@@ -153,7 +153,7 @@ def test_an_earlier_target_is_named(history: History, tmp_path: Path) -> None:
     answer = purged(lake, 777_123)
     assert (answer.code, answer.out.count("erased (")) == (ExitCode.PUBLISH, 2)
     assert _not_erased(answer.out) == [a, f"Iceberg tables at {t}", f"Iceberg tables at {c}", c]
-    assert "It is an earlier target: publish there again, or delete it. Correct that, then run" in answer.out
+    assert "It is an earlier target: publish there again, or delete it. Correct this, then run" in answer.out
     (tmp_path / "c" / "iceberg-owner.json").unlink()
     (tmp_path / "c").rename(tmp_path / "unmounted")
     told(lake, "publish", "--to", a)
@@ -211,7 +211,7 @@ def test_an_earlier_bucket_is_named(history: History, s3_server: S3Server, s3_ur
     told(lake, "publish", "--to", target, "--iceberg")
     answer = purged(lake, 777_123, **away)
     assert _not_erased(answer.out) == [s3_url]
-    assert "the host cannot be reached. Correct that, then" in answer.out
+    assert "the host cannot be reached. Correct this, then" in answer.out
     answer = purged(lake, 1, SCANLAKE_PUBLISH_TO=s3_url, **away)
     assert _not_erased(answer.out) == [s3_url, f"Iceberg tables at {target}", target]
     told(lake, "publish", "--to", target, "--iceberg")
@@ -231,7 +231,7 @@ def test_a_place_that_is_away_is_not_erased(history: History, tmp_path: Path) ->
     for attempt in range(2):
         nas.mkdir()
         problem = told(lake, "publish", code=ExitCode.PUBLISH, **settings)
-        assert f"{places[0]} has nothing of the lake, which was published there. Is it mounted?" in problem
+        assert f"{places[0]} has nothing of the lake, although it was published there. Is it mounted?" in problem
         told(lake, "backup", places[0], code=ExitCode.PUBLISH)
         tables = ("--iceberg", "--set", f"iceberg_location={places[1]}")
         assert f"{places[1]} has nothing of the lake" in told(lake, "publish", *tables, code=ExitCode.PUBLISH)

@@ -234,7 +234,7 @@ def test_a_ledger_leads_to_no_file_of_others(lake: Path, tmp_path: Path) -> None
         assert f"{path or ''}: not the name of an image" in told(lake, "check", code=9)
         if path:
             publish = ("publish", "--to", f"file://{tmp_path}/target", *_WITH_IMAGES["publish"])
-            assert "names a file that is no image" in told(lake, *publish, code=9)
+            assert "names a file that is not an image" in told(lake, *publish, code=9)
         told(lake, "repair", code=4)
         assert (lake.is_dir(), mine.read_text()) == (True, "mine")
         told(lake, "check")

@@ -117,7 +117,7 @@ def test_only_one_of_two_claims_holds(changes: Changes) -> None:
         publish(changes.root, connect_catalog(URL, store=store), changes.numbers[0])
     assert ([item.path for item in store.list()], store.written.count(OWNER)) == ([OWNER], 2)
     foreign.create(OWNER, b"other")
-    with pytest.raises(LakeCorruptedError, match="is damaged: it is no JSON"):
+    with pytest.raises(LakeCorruptedError, match="is damaged: it is not JSON"):
         publish(changes.root, connect_catalog(URL, store=foreign), changes.numbers[0])
 
 

@@ -87,7 +87,7 @@ def test_a_form_of_others_is_refused(changes: Changes) -> None:
         target.delete([path])
         target.create(path, gzip.compress(json.dumps(metadata | change).encode()))
         writes = target.writes
-        refusal = f"table uploads has another {what} than scanlake gave it"
+        refusal = f"table uploads no longer has the {what} that scanlake gave it"
         with pytest.raises(PublishError, match=refusal):
             publish_iceberg(catalog, layout, changes.numbers[1], lake_id=LAKE_ID)
         with pytest.raises(PublishError, match=refusal):

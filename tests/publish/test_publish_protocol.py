@@ -171,7 +171,7 @@ def test_records_of_others_are_refused(history: History) -> None:
         (encode_record(replace(record, catalog=replace(record.catalog, run_id="x"))), "a snapshot of another run"),
         (encode_record(replace(record, format=99)), "newer scanlake"),
         (b"[]", "not a record of scanlake"),
-        (b"{", "it is no JSON"),
+        (b"{", "it is not JSON"),
     ):
         found = store.read_versioned(LATEST)
         assert found is not None
@@ -196,7 +196,7 @@ def test_other_contents_under_the_name_of_a_part_are_refused(history: History) -
     store.create(path, part, sha256="0" * 64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "list", lambda *_: iter([]))  # another publisher creates it after the list
-        with pytest.raises(ForeignObjectError, match="has other contents") as refused:
+        with pytest.raises(ForeignObjectError, match="differs from what was published") as refused:
             published(lake, store)
     assert refused.value.exit_code == ExitCode.PUBLISH
     store.delete([path])

@@ -80,7 +80,7 @@ def _tell_otherwise(names: str, **change: Any) -> Callable[[Path], None]:
         (_tell_otherwise("json csv xlsx html", on_pages=False), "is delivered, but not on the pages of its PDF"),
         (
             _tell_otherwise("json csv xlsx html", changed_since_selection=True),
-            "its counts are not those of its entries",
+            "its counts differ from its entries",
         ),
     ],
 )
@@ -233,10 +233,10 @@ _FAR = 60_480_000
     [
         ({}, []),
         ({"clock_seconds_ahead": 59.0}, []),
-        ({"clock_seconds_ahead": 61.0}, ["the clock of the machine was 61 s behind the service's, when the job ended"]),
+        ({"clock_seconds_ahead": 61.0}, ["the clock of the machine was 61 s behind the service's when the job ended"]),
         (
             {"clock_seconds_ahead": -90.0},
-            ["the clock of the machine was 90 s ahead of the service's, when the job ended"],
+            ["the clock of the machine was 90 s ahead of the service's when the job ended"],
         ),
         (
             {"watermark": "2199-01-01T00:00:00Z"},

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from tests.reports.report_harness import Scene
 
-DELETED_BEFORE: Final = "not in the service when it was to be ordered (HTTP 404)"
+DELETED_BEFORE: Final = "not in the service before its order (HTTP 404)"
 DELETED_AFTER: Final = "not in the service after its report was made (HTTP 404)"
 
 

@@ -123,7 +123,7 @@ def test_a_folder_is_ours_alone(tmp_path: Path) -> None:
     of_others = tmp_path / "others" / ".scanlake-job"
     of_others.parent.mkdir()
     of_others.write_text("mine")
-    with pytest.raises(SettingsError, match="is not of a job"), open_job_folder(of_others.parent, new_run_id()):
+    with pytest.raises(SettingsError, match="not belong to a job"), open_job_folder(of_others.parent, new_run_id()):
         pass
     assert of_others.read_text() == "mine"
     out = tmp_path / "out"

@@ -284,7 +284,7 @@ async def test_deletions_that_are_not_proven_are_named(lake: Path) -> None:
     assert set(gone) <= set(found.ids["unproven"])
     assert found.unproven == len(found.ids["unproven"]) <= 20
     first = ", ".join(map(str, found.ids["unproven"][:3]))
-    told = f"  {found.unproven} not in a list that was not consistent: deletion not proven (kept): {first}"
+    told = f"  {found.unproven} missing from an inconsistent list: deletion not proven (kept): {first}"
     assert told in format_verification(found)
     assert count_files(lake) == 280
 
