@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import signal
 
-from pipeline.stop_signals import end_process, replace_handlers
+from pipeline.processes.signals import end_process, replace_handlers
 
 TYPE_CHECKING = False  # as in typing, whose import takes longer than all that comes before the signals are handled
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def main() -> NoReturn:
     run: Callable[[], NoReturn]
     replace_handlers(end_process)
     try:
-        run = importlib.import_module("pipeline.cli").main
+        run = importlib.import_module("pipeline.cli.app").main
         run()
     except KeyboardInterrupt:  # while the command line reported another end
         end_process()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from pipeline.findings import Severity
+from pipeline.output.findings import Severity
 from pipeline.reports.folder_check import check_report_folder
 from pipeline.reports.pdf_reader import PdfReader
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from pipeline.findings import CheckResult, Finding
+    from pipeline.output.findings import CheckResult, Finding
 
 
 def lines_of(findings: Iterable[Finding], severity: Severity = Severity.ERROR) -> list[str]:

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PRELOADED: Final = (
-    "pipeline.cli", "pipeline.context", "pipeline.sources",
-    *(f"pipeline.commands.{name}" for name in (
+    "pipeline.cli.app", "pipeline.cli.context", "pipeline.cli.sources",
+    *(f"pipeline.cli.commands.{name}" for name in (
         "backup", "changes", "check", "export", "files", "images", "init", "plan", "publish", "query", "rebuild",
         "repair", "report", "serve", "settings", "share", "status", "sync", "tables", "verify",
     )),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from pipeline import logs
+from pipeline.output import logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

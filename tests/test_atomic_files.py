@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.atomic_files import (
+from pipeline.lake.storage.atomic_files import (
     READ_ONLY,
     FileLockedError,
     atomic_write,
@@ -167,7 +167,7 @@ def test_one_process_holds_a_lock(tmp_path: Path, is_folder: bool) -> None:  # n
     """A file or a folder can be locked by one process; others are refused until it ends or leaves the block."""
     path = tmp_path if is_folder else tmp_path / "LOCK"
     code = (
-        "import sys, pathlib; from pipeline.atomic_files import lock_file\n"
+        "import sys, pathlib; from pipeline.lake.storage.atomic_files import lock_file\n"
         "with lock_file(pathlib.Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
     )
     root = Path(__file__).resolve().parents[1]
@@ -198,8 +198,8 @@ def test_a_lock_is_never_a_link(tmp_path: Path) -> None:
 def test_a_system_without_paths_of_descriptors_uses_names(tmp_path: Path) -> None:
     """Without O_PATH, as on macOS, every command starts, and a pinned folder is the folder by its name."""
     code = (
-        "import os, sys; from pathlib import Path; del os.O_PATH; import pipeline.cli\n"
-        "from pipeline.atomic_files import pin_folder\n"
+        "import os, sys; from pathlib import Path; del os.O_PATH; import pipeline.cli.app\n"
+        "from pipeline.lake.storage.atomic_files import pin_folder\n"
         "with pin_folder(Path(sys.argv[1])) as folder: (folder / 'file').write_text('content')"
     )
     target = tmp_path / "new" / "folder"

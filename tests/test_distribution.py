@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.version import __version__
+from pipeline import __version__
 from tests.conftest import ROOT
 from tests.docs.documents import OPERATIONS
 

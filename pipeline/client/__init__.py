@@ -1,1 +1,1 @@
-"""Client of the file service: requests, responses, retries and rate limit."""
+"""The HTTP client, which alone talks to the service: requests, retries, rate limit."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urljoin, urlsplit
 
 from pipeline.errors import ProtocolError
-from pipeline.urls import Address, is_loopback, join_host_port, normalize_host, parse_address
+from pipeline.settings.urls import Address, is_loopback, join_host_port, normalize_host, parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,9 +29,9 @@ from pipeline.client.errors import (
 )
 from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
 from pipeline.errors import AuthenticationError, ProtocolError, ScanlakeError
-from pipeline.formatting import pluralize
-from pipeline.logs import log
-from pipeline.urls import join_host_port
+from pipeline.output.formatting import pluralize
+from pipeline.output.logs import log
+from pipeline.settings.urls import join_host_port
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

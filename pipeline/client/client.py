@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 from msgspec.structs import replace
 
+from pipeline import __version__
 from pipeline.client.allowed_urls import origin
 from pipeline.client.body_reader import BodyReader
 from pipeline.client.calls import GIB, MAX_ATTEMPTS, ApiCall, CallRunner, ClientOptions, RequestStats
@@ -45,9 +46,8 @@ from pipeline.client.protocol import (
 from pipeline.client.rate_limiter import LearnedLimits
 from pipeline.client.token_redactor import TokenRedactor
 from pipeline.errors import ProtocolError
-from pipeline.logs import log
-from pipeline.urls import API_PREFIX
-from pipeline.version import __version__
+from pipeline.output.logs import log
+from pipeline.settings.urls import API_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from pipeline.client.calls import TimeSource
     from pipeline.client.rate_limiter import RateLimiter
-    from pipeline.settings import Settings
+    from pipeline.settings.settings import Settings
     from schemas.file_query import FileQuery
     from schemas.requests import ReportRequest, ShareRequest
 

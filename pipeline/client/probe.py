@@ -13,12 +13,12 @@ from pipeline.client.calls import MAX_ATTEMPTS
 from pipeline.client.client import create_client
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.errors import AuthenticationError, ScanlakeError, ServiceUnavailableError
-from pipeline.findings import Finding, from_error, ok, warning
-from pipeline.formatting import pluralize
+from pipeline.output.findings import Finding, from_error, ok, warning
+from pipeline.output.formatting import pluralize
 from schemas.file_query import FileQuery
 
 if TYPE_CHECKING:
-    from pipeline.settings import Settings
+    from pipeline.settings.settings import Settings
 
 _QUICK_SECONDS: Final = 30.0
 _QUICK_ATTEMPTS: Final = 2

@@ -1,1 +1,1 @@
-"""Windows of update time, and the concurrent flow through them."""
+"""What is new, changed or deleted in the service: windows, list pages, details."""

@@ -21,7 +21,7 @@ from pipeline.crawl.models import CrawlStats, ListedWindow, SharedFileIdError, p
 from pipeline.crawl.whole_list import has_hidden, read_whole_list
 from pipeline.crawl.windows import ALL_TIME
 from pipeline.errors import ProtocolError, ScanlakeError
-from pipeline.formatting import pluralize
+from pipeline.output.formatting import pluralize
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pipeline.client.protocol import ListItem
     from pipeline.crawl.models import CrawlOptions, CrawlStats, ListedWindow
-    from pipeline.lake.ledger_queries import FileVersionRecord
+    from pipeline.lake.ledger.queries import FileVersionRecord
 
     LookupVersions = Callable[[Sequence[int]], Awaitable[Mapping[int, FileVersionRecord]]]
 

@@ -23,7 +23,7 @@ from pipeline.crawl.windows import (
     split_by_timestamps,
 )
 from pipeline.errors import ProtocolError
-from pipeline.logs import log
+from pipeline.output.logs import log
 from schemas.timestamps import DAY, SECOND
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.crawl.listing import EndlessListError, get_key, select_newest
 from pipeline.crawl.windows import Window
-from pipeline.logs import log
+from pipeline.output.logs import log
 from schemas.timestamps import DAY, SECOND
 
 if TYPE_CHECKING:

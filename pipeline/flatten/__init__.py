@@ -1,1 +1,1 @@
-"""Conversion of documents to Arrow tables and rejects; pure functions."""
+"""Documents of JSON to rows of Arrow tables and rejects; pure functions."""

@@ -1,1 +1,1 @@
-"""The images of uploads: downloaded, checked, stored by their hash, and handed over."""
+"""The images of uploads: downloaded, checked, stored by hash, and handed over."""

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from pipeline import __version__
 from pipeline.client.client import create_client, create_image_client
 from pipeline.client.errors import ANSWER_KINDS, RetriesExhaustedError
 from pipeline.client.image_client import DownloadedImage, ImageAnswer, InvalidLink, RefusedImage
 from pipeline.client.protocol import NotFound
 from pipeline.crawl.details import detail_for_key
 from pipeline.errors import RunInterrupted, ScanlakeError, ServiceUnavailableError, StorageError
-from pipeline.formatting import pluralize
 from pipeline.images.image_writer import ImageSummary, ImageWriter
 from pipeline.images.work_list import LINK_KEYS, WorkCounts, WorkList
-from pipeline.lake.image_store import (
+from pipeline.lake.ledger.images import (
     CompleteDownload,
     ImageKey,
     ImageRecord,
@@ -33,12 +33,12 @@ from pipeline.lake.image_store import (
     read_totals,
     remove_files,
 )
-from pipeline.lake.ledger_queries import RunRecord
-from pipeline.lake.reader import IMAGES_COMMAND, limit_address_space, open_catalog
-from pipeline.logs import log
-from pipeline.process import run_async
-from pipeline.progress import ImageProgress, RateEstimator
-from pipeline.version import __version__
+from pipeline.lake.ledger.queries import RunRecord
+from pipeline.output.formatting import pluralize
+from pipeline.output.logs import log
+from pipeline.output.progress import ImageProgress, RateEstimator
+from pipeline.processes.event_loop import run_async
+from pipeline.query.reader import IMAGES_COMMAND, limit_address_space, open_catalog
 from schemas.json_decode import InvalidJsonError, decode_json
 from schemas.timestamps import new_run_id, now_us
 from schemas.value_types import ID
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from pipeline.crawl.models import Identity
     from pipeline.images.work_list import ImageSelection, WorkItem
     from pipeline.lake.lake import Lake
-    from pipeline.progress import Progress
-    from pipeline.settings import Settings
+    from pipeline.output.progress import Progress
+    from pipeline.settings.settings import Settings
 
 _BATCH_IMAGES: Final = 128
 _BATCH_SECONDS: Final = 1.0

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, field
 
-from pipeline.atomic_files import clone_file, sha256_file, write_file
 from pipeline.errors import SettingsError
 from pipeline.images.work_list import create_chosen_table
-from pipeline.lake.export import staging_path
-from pipeline.lake.layout import MANIFEST, SUMS, format_sums, to_safe_part
-from pipeline.lake.reader import fetch_dicts
-from pipeline.text_tables import format_csv_row
+from pipeline.lake.storage.atomic_files import clone_file, sha256_file, write_file
+from pipeline.lake.storage.layout import MANIFEST, SUMS, format_sums, to_safe_part
+from pipeline.output.tables import format_csv_row
+from pipeline.query.export import staging_path
+from pipeline.query.reader import fetch_dicts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import duckdb
 
-    from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.storage.layout import LakeLayout
 
     Row = dict[str, Any]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 
 from pipeline.client.image_types import find_type
-from pipeline.lake.image_store import (
+from pipeline.lake.ledger.images import (
     CompleteDownload,
     ImageRecord,
     ImageState,

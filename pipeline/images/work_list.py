@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from pipeline.lake.image_store import ImageKey, ImageKind
-from pipeline.lake.reader import check_query, translate_query_errors
+from pipeline.lake.ledger.images import ImageKey, ImageKind
+from pipeline.query.reader import check_query, translate_query_errors
 
 if TYPE_CHECKING:
     import duckdb

@@ -1,1 +1,1 @@
-"""The lake: a ledger that is the truth, parts that hold the rows, a catalog that analysts open."""
+"""The lake: a folder with all that the service has, and the operations on all of it."""

@@ -17,9 +17,11 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, ScanlakeError
-from pipeline.lake.catalog_tables import read_parts_sql
-from pipeline.lake.duckdb import open_worker_connection, split_sorted_query
-from pipeline.lake.parts import (
+from pipeline.lake.catalog.duckdb import open_worker_connection, split_sorted_query
+from pipeline.lake.catalog.sql import sql_literal
+from pipeline.lake.catalog.tables import read_parts_sql
+from pipeline.lake.retention import expire_snapshots
+from pipeline.lake.storage.parts import (
     RAW_TABLE,
     READ_BATCH_ROWS,
     check_part_intact,
@@ -27,9 +29,7 @@ from pipeline.lake.parts import (
     write_batches,
     write_parts,
 )
-from pipeline.lake.retention import expire_snapshots
-from pipeline.lake.sql import sql_literal
-from pipeline.logs import log
+from pipeline.output.logs import log
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FETCHED, RESTORED
 from schemas.timestamps import now_us
 
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     import duckdb
 
     from pipeline.lake.lake import Lake
-    from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.ledger import Ledger
-    from pipeline.lake.ledger_queries import Part
-    from pipeline.settings import Settings
+    from pipeline.lake.ledger.ledger import Ledger
+    from pipeline.lake.ledger.queries import Part
+    from pipeline.lake.storage.layout import LakeLayout
+    from pipeline.settings.settings import Settings
     from schemas.tables import Table
 
 MAX_GROUPS: Final = 16

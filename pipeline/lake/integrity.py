@@ -2,7 +2,7 @@
 
 Neither DuckDB nor a Parquet reader verifies checksums by default, so one flipped bit changes a sum silently. A catalog
 has no hash, because every publish changes a copy of it: its blocks have checksums, which DuckDB compares when it reads
-them, and its rows are compared with those of the parts. Only `queue_images_again` writes; `maintenance.repair` repairs.
+them, and its rows are compared with those of the parts. Only `queue_images_again` writes; `lake.repair` repairs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct, field
 
-from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file, sha256_file
 from pipeline.errors import LakeCorruptedError, LakeLockedError, StorageError
-from pipeline.findings import damage
-from pipeline.formatting import pluralize
-from pipeline.lake.catalog_tables import CATALOG_FORMAT, describe_format, read_spec, select_rows_sql
-from pipeline.lake.duckdb import (
+from pipeline.lake.catalog.duckdb import (
     LARGE_MEMORY_LIMIT,
     MEMORY_LIMIT,
     classify_read_error,
@@ -31,8 +27,10 @@ from pipeline.lake.duckdb import (
     first_line,
     read_database,
 )
-from pipeline.lake.image_store import ImageRecord, ImageState, has_images, move_damaged, read_images_of, write_images
-from pipeline.lake.layout import (
+from pipeline.lake.catalog.tables import CATALOG_FORMAT, describe_format, read_spec, select_rows_sql
+from pipeline.lake.ledger.images import ImageRecord, ImageState, has_images, move_damaged, read_images_of, write_images
+from pipeline.lake.storage.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file, sha256_file
+from pipeline.lake.storage.layout import (
     COMPLETE,
     IMAGES,
     INCOMING,
@@ -43,19 +41,21 @@ from pipeline.lake.layout import (
     list_snapshots,
     translate_os_errors,
 )
-from pipeline.lake.parts import RAW_TABLE, is_own_part
-from pipeline.logs import log
+from pipeline.lake.storage.parts import RAW_TABLE, is_own_part
+from pipeline.output.findings import damage
+from pipeline.output.formatting import pluralize
+from pipeline.output.logs import log
 from schemas.tables import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from pipeline.findings import Finding
-    from pipeline.lake.catalog_tables import CatalogSpec
-    from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.ledger import Ledger
-    from pipeline.lake.ledger_queries import LakeProperties, LedgerQueries, Part, SnapshotRecord
+    from pipeline.lake.catalog.tables import CatalogSpec
+    from pipeline.lake.ledger.ledger import Ledger
+    from pipeline.lake.ledger.queries import LakeProperties, LedgerQueries, Part, SnapshotRecord
+    from pipeline.lake.storage.layout import LakeLayout
+    from pipeline.output.findings import Finding
     from schemas.tables import Table
 
 _LOG_BEGINS: Final = {

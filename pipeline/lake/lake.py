@@ -8,26 +8,28 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 from msgspec.structs import replace
 
-from pipeline.atomic_files import fsync_dir
+from pipeline import __version__
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake import catalog, parts, retention
-from pipeline.lake.catalog_tables import CatalogSpec
-from pipeline.lake.folder_checks import require_lake_or_empty
+from pipeline.lake import retention
+from pipeline.lake.catalog import catalog
+from pipeline.lake.catalog.folder_checks import require_lake_or_empty
+from pipeline.lake.catalog.part_rows import read_references, write_pending_rows
+from pipeline.lake.catalog.tables import CatalogSpec
 from pipeline.lake.integrity import check_parts_exist, refuse_foreign_entries
-from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, FolderKind, has_restore_mark
-from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
-from pipeline.lake.ledger import Ledger, integrity_problem
-from pipeline.lake.ledger_format import REBUILD_HINT, describe_ledger, identify_ledger
+from pipeline.lake.ledger.folder import RESTORE_IN_PROGRESS, FolderKind, has_restore_mark
+from pipeline.lake.ledger.format import REBUILD_HINT, describe_ledger, identify_ledger
+from pipeline.lake.ledger.ledger import Ledger, integrity_problem
 from pipeline.lake.ledger_rebuild import list_documents, rebuild_ledger
-from pipeline.lake.part_rows import read_references, write_pending_rows
-from pipeline.version import __version__
+from pipeline.lake.storage import parts
+from pipeline.lake.storage.atomic_files import fsync_dir
+from pipeline.lake.storage.layout import LakeLayout, lock_lake, translate_os_errors
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipeline.findings import Finding
-    from pipeline.lake.ledger_queries import Commit, SnapshotRecord
+    from pipeline.lake.ledger.queries import Commit, SnapshotRecord
+    from pipeline.output.findings import Finding
 
 
 class Lake:

@@ -23,14 +23,15 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake.catalog_tables import PURGES, read_parts_sql
-from pipeline.lake.duckdb import open_worker_connection, read_database
-from pipeline.lake.image_store import delete_images
+from pipeline.lake.catalog.duckdb import open_worker_connection, read_database
+from pipeline.lake.catalog.part_rows import read_references
+from pipeline.lake.catalog.sql import sql_read_parquet
+from pipeline.lake.catalog.tables import PURGES, read_parts_sql
 from pipeline.lake.integrity import check_parts_exist
-from pipeline.lake.layout import list_snapshots
-from pipeline.lake.ledger import insert_all, replace_parts, require_publish, set_properties
-from pipeline.lake.part_rows import read_references
-from pipeline.lake.parts import (
+from pipeline.lake.ledger.images import delete_images
+from pipeline.lake.ledger.ledger import insert_all, replace_parts, require_publish, set_properties
+from pipeline.lake.storage.layout import list_snapshots
+from pipeline.lake.storage.parts import (
     RAW_ROW_GROUP_FILES,
     RAW_TABLE,
     READ_BATCH_ROWS,
@@ -39,7 +40,6 @@ from pipeline.lake.parts import (
     part_schema,
     write_batches,
 )
-from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FILES, RAW
 from schemas.timestamps import format_instant, now_us
 
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.lake.lake import Lake
-    from pipeline.lake.ledger import Ledger
-    from pipeline.lake.ledger_queries import LakeProperties, Part
+    from pipeline.lake.ledger.ledger import Ledger
+    from pipeline.lake.ledger.queries import LakeProperties, Part
 
 MAX_FILE_ID: Final = 2**63 - 1
 _TABLES_BY_FILE: Final = ("file_version", "superseded_version", "reject", "refetch_queue", "report_file")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pipeline.atomic_files import fsync_dir, is_damaged_copy, is_temp_file
-from pipeline.lake.image_store import find_unused
-from pipeline.lake.lake_folder import is_run_stats
-from pipeline.lake.layout import (
+from pipeline.lake.ledger.folder import is_run_stats
+from pipeline.lake.ledger.images import find_unused
+from pipeline.lake.storage.atomic_files import fsync_dir, is_damaged_copy, is_temp_file
+from pipeline.lake.storage.layout import (
     COMPLETE,
     IMAGES,
     INCOMING,
@@ -17,7 +17,7 @@ from pipeline.lake.layout import (
     name_image,
     translate_os_errors,
 )
-from pipeline.lake.parts import is_own_part
+from pipeline.lake.storage.parts import is_own_part
 from schemas.timestamps import SECOND, to_datetime
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.ledger import Ledger
-    from pipeline.settings import Settings
+    from pipeline.lake.ledger.ledger import Ledger
+    from pipeline.lake.storage.layout import LakeLayout
+    from pipeline.settings.settings import Settings
 
 
 def remove_orphans(layout: LakeLayout, ledger: Ledger) -> None:

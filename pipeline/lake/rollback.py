@@ -13,11 +13,11 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from pipeline.errors import LakePausedError, SettingsError
-from pipeline.lake.duckdb import open_worker_connection
-from pipeline.lake.ledger import insert, insert_all, set_coverage, set_properties
-from pipeline.lake.part_rows import VERSION_COLUMNS, read_versions
-from pipeline.lake.parts import RAW_ROW_GROUP_FILES, RAW_TABLE, check_part_intact, write_raw_rows
-from pipeline.lake.sql import sql_read_parquet
+from pipeline.lake.catalog.duckdb import open_worker_connection
+from pipeline.lake.catalog.part_rows import VERSION_COLUMNS, read_versions
+from pipeline.lake.catalog.sql import sql_read_parquet
+from pipeline.lake.ledger.ledger import insert, insert_all, set_coverage, set_properties
+from pipeline.lake.storage.parts import RAW_ROW_GROUP_FILES, RAW_TABLE, check_part_intact, write_raw_rows
 from schemas.tables import ABSENT, COMMIT_SEQ_COLUMN, DELETED, RAW, RESTORED
 from schemas.timestamps import SECOND
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pipeline.lake.lake import Lake
-    from pipeline.lake.ledger import Ledger
-    from pipeline.lake.ledger_queries import Part, RollbackPause, RunRecord, SnapshotRecord
+    from pipeline.lake.ledger.ledger import Ledger
+    from pipeline.lake.ledger.queries import Part, RollbackPause, RunRecord, SnapshotRecord
 
 _PAIRS: Final = pa.schema([("file_id", pa.int64()), (COMMIT_SEQ_COLUMN, pa.int64())])
 _CHANGED: Final = "FROM file_version AS v LEFT JOIN temp.restored AS r ON r.file_id = v.file_id"

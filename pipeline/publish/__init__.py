@@ -1,1 +1,1 @@
-"""Publishing of the lake to object storage, for readers on other machines."""
+"""Copies of the lake on object storage, for readers on other machines."""

@@ -17,12 +17,12 @@ from schemas.tables import BY_NAME
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pipeline.findings import Finding
     from pipeline.lake.lake import Lake
-    from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.ledger_queries import LakeProperties, PublishRecord
+    from pipeline.lake.ledger.queries import LakeProperties, PublishRecord
+    from pipeline.lake.storage.layout import LakeLayout
+    from pipeline.output.findings import Finding
     from pipeline.publish.target_checks import Objects
-    from pipeline.settings import Settings
+    from pipeline.settings.settings import Settings
 
 _LIBRARIES: Final = frozenset({"pyiceberg", "sqlalchemy", "obstore"})
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.update import TableRequirement, TableUpdate
 
-    from pipeline.lake.ledger_queries import LedgerQueries
+    from pipeline.lake.ledger.queries import LedgerQueries
     from pipeline.publish.object_store import ObjectStore
 
 POINTER: Final = "iceberg.json"

@@ -8,11 +8,11 @@ from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.table import Table as IcebergTable
 
 from pipeline.errors import ScanlakeError
-from pipeline.findings import error, ok, warning
-from pipeline.formatting import pluralize
-from pipeline.lake.layout import list_snapshots
-from pipeline.lake.snapshots import open_snapshot
-from pipeline.lake.sql import sql_identifier
+from pipeline.lake.catalog.snapshots import open_snapshot
+from pipeline.lake.catalog.sql import sql_identifier
+from pipeline.lake.storage.layout import list_snapshots
+from pipeline.output.findings import error, ok, warning
+from pipeline.output.formatting import pluralize
 from pipeline.publish.iceberg_format import SYNC_PROPERTY, read_positions
 from pipeline.publish.iceberg_publish import TAG, list_stored_files, list_table_files, load_all_tables, read_own_state
 from pipeline.publish.target import REMAKE_HINT
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import duckdb
     from pyiceberg.table import DataScan
 
-    from pipeline.findings import Finding
-    from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.storage.layout import LakeLayout
+    from pipeline.output.findings import Finding
     from pipeline.publish.iceberg_catalogs import IcebergCatalog
     from schemas.tables import Table
 

@@ -27,12 +27,11 @@ from pyiceberg.table.update import (
 )
 
 from pipeline.errors import PublishError, SettingsError
-from pipeline.lake.duckdb import open_instance, translate_duckdb_errors
+from pipeline.lake.catalog.duckdb import open_instance, translate_duckdb_errors
+from pipeline.lake.catalog.snapshots import read_snapshot, require_snapshot
+from pipeline.lake.catalog.sql import sql_literal
 from pipeline.lake.integrity import check_parts_exist
-from pipeline.lake.layout import list_snapshots
-from pipeline.lake.reader import open_ledger_readonly
-from pipeline.lake.snapshots import read_snapshot, require_snapshot
-from pipeline.lake.sql import sql_literal
+from pipeline.lake.storage.layout import list_snapshots
 from pipeline.publish.iceberg import IcebergResult
 from pipeline.publish.iceberg_catalogs import MAIN, LocationOwner, TableCommit, claim_locations
 from pipeline.publish.iceberg_format import (
@@ -63,6 +62,7 @@ from pipeline.publish.target import (
     require_own_snapshot,
     to_target_path,
 )
+from pipeline.query.reader import open_ledger_readonly
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FILES, SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.table.update import TableUpdate
 
-    from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.ledger_queries import Part
-    from pipeline.lake.snapshots import SnapshotContents
+    from pipeline.lake.catalog.snapshots import SnapshotContents
+    from pipeline.lake.ledger.queries import Part
+    from pipeline.lake.storage.layout import LakeLayout
     from pipeline.publish.iceberg_catalogs import IcebergCatalog, TableState
     from pipeline.publish.iceberg_format import DeleteFile, StoreFileIO, TableFiles
     from pipeline.publish.object_store import ObjectStore, StoredObject

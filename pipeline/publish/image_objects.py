@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct, field
 
-from pipeline.atomic_files import fsync_dir
 from pipeline.errors import ForeignObjectError, LakeCorruptedError, SettingsError
-from pipeline.formatting import pluralize
-from pipeline.lake.image_store import read_images_of, read_totals
-from pipeline.lake.layout import IMAGES, is_image_path, translate_os_errors
+from pipeline.lake.ledger.images import read_images_of, read_totals
+from pipeline.lake.storage.atomic_files import fsync_dir
+from pipeline.lake.storage.layout import IMAGES, is_image_path, translate_os_errors
+from pipeline.output.formatting import pluralize
 from pipeline.publish.object_store import (
     Comparison,
     PendingUpload,
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pipeline.lake.lake import Lake
-    from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.ledger_queries import LedgerQueries
+    from pipeline.lake.ledger.queries import LedgerQueries
+    from pipeline.lake.storage.layout import LakeLayout
     from pipeline.publish.object_store import ObjectStore, StoredObject
 
 _ONE_LIST: Final = 10_000  # images; more are listed folder by folder, some side by side

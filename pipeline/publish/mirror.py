@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pipeline.atomic_files import sha256_file, temp_name
+from pipeline import __version__
 from pipeline.errors import LakeCorruptedError, ScanlakeError, SettingsError
-from pipeline.lake.catalog import is_as_published
+from pipeline.lake.catalog.catalog import is_as_published
 from pipeline.lake.integrity import check_parts_exist
-from pipeline.lake.lake_folder import require_outside_lakes
-from pipeline.lake.layout import is_image_path, translate_os_errors
+from pipeline.lake.ledger.folder import require_outside_lakes
+from pipeline.lake.storage.atomic_files import sha256_file, temp_name
+from pipeline.lake.storage.layout import is_image_path, translate_os_errors
 from pipeline.publish.image_objects import ImagesOnStore, compare_images, has_images_on, upload_images
 from pipeline.publish.object_store import Comparison, PendingUpload, create_object, replace_object, upload_all
 from pipeline.publish.stores import LocalStore
@@ -52,13 +53,12 @@ from pipeline.publish.target import (
     to_ledger_path,
     to_target_path,
 )
-from pipeline.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pipeline.lake.lake import Lake
-    from pipeline.lake.ledger_queries import PublishRecord, SnapshotRecord
+    from pipeline.lake.ledger.queries import PublishRecord, SnapshotRecord
     from pipeline.publish.object_store import ObjectStore, StoredObject
 
 

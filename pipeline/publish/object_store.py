@@ -10,10 +10,10 @@ from uuid import uuid4
 
 from msgspec import Struct
 
-from pipeline.atomic_files import READ_ONLY, fsync_file, pin_folder, sha256_file
 from pipeline.errors import ForeignObjectError, LakeCorruptedError, PublishConflictError, PublishError
-from pipeline.lake.layout import translate_os_errors
-from pipeline.logs import log
+from pipeline.lake.storage.atomic_files import READ_ONLY, fsync_file, pin_folder, sha256_file
+from pipeline.lake.storage.layout import translate_os_errors
+from pipeline.output.logs import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from pipeline.atomic_files import fsync_dir, is_temp_file, list_names, pin_folder, temp_name
 from pipeline.errors import LakeCorruptedError, PublishError, ScanlakeError, SettingsError
-from pipeline.findings import error, ok
-from pipeline.formatting import pluralize
-from pipeline.lake.image_store import forget_missing_images, iter_paths
 from pipeline.lake.lake import Lake
-from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, RESTORE_MARK, has_restore_mark, require_outside_lakes
-from pipeline.lake.layout import LakeLayout, hold_lock, is_image_path, is_part_path, translate_os_errors
-from pipeline.lake.ledger import Ledger
-from pipeline.lake.ledger_format import find_foreign_content, translate_sqlite_errors
+from pipeline.lake.ledger.folder import RESTORE_IN_PROGRESS, RESTORE_MARK, has_restore_mark, require_outside_lakes
+from pipeline.lake.ledger.format import find_foreign_content, translate_sqlite_errors
+from pipeline.lake.ledger.images import forget_missing_images, iter_paths
+from pipeline.lake.ledger.ledger import Ledger
+from pipeline.lake.storage.atomic_files import fsync_dir, is_temp_file, list_names, pin_folder, temp_name
+from pipeline.lake.storage.layout import LakeLayout, hold_lock, is_image_path, is_part_path, translate_os_errors
+from pipeline.output.findings import error, ok
+from pipeline.output.formatting import pluralize
 from pipeline.publish.image_objects import compare_images, download_images
 from pipeline.publish.object_store import PendingUpload, download_object, find_problems, is_whole
 from pipeline.publish.target import (
@@ -40,8 +40,8 @@ from schemas.timestamps import now_us
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pipeline.findings import Finding
-    from pipeline.lake.ledger_queries import SnapshotRecord
+    from pipeline.lake.ledger.queries import SnapshotRecord
+    from pipeline.output.findings import Finding
     from pipeline.publish.object_store import ObjectStore
     from pipeline.publish.target import LatestRecord
 

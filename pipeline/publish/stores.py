@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
-from pipeline.atomic_files import READ_ONLY, atomic_write, clone_file, is_temp_file, lock_file, sha256_file
 from pipeline.errors import MissingBucketError, PublishConflictError, PublishError, SettingsError
-from pipeline.locations import parse_store_url
+from pipeline.lake.storage.atomic_files import READ_ONLY, atomic_write, clone_file, is_temp_file, lock_file, sha256_file
 from pipeline.publish.object_store import ObjectStore, StoredObject
+from pipeline.settings.locations import parse_store_url
 
 try:  # the extra `lakehouse`
     import obstore

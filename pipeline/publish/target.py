@@ -19,10 +19,10 @@ import msgspec
 from msgspec import Struct, field
 
 from pipeline.errors import ForeignObjectError, LakeCorruptedError, PublishError, SettingsError
-from pipeline.lake.catalog_tables import read_spec
-from pipeline.lake.duckdb import read_database
-from pipeline.lake.layout import IMAGES
-from pipeline.logs import log
+from pipeline.lake.catalog.duckdb import read_database
+from pipeline.lake.catalog.tables import read_spec
+from pipeline.lake.storage.layout import IMAGES
+from pipeline.output.logs import log
 from pipeline.publish.object_store import PROBE_PREFIX, run_side_by_side
 from schemas.timestamps import SECOND
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pipeline.lake.lake import Lake
-    from pipeline.lake.ledger import Ledger
-    from pipeline.lake.ledger_queries import LedgerQueries
+    from pipeline.lake.ledger.ledger import Ledger
+    from pipeline.lake.ledger.queries import LedgerQueries
     from pipeline.publish.object_store import ObjectStore, StoredObject
 
 LATEST: Final = "latest.json"

@@ -12,15 +12,14 @@ from uuid import uuid4
 import duckdb
 from msgspec import Struct
 
-from pipeline.atomic_files import sha256_file
 from pipeline.errors import LakeCorruptedError, MissingBucketError, PublishError, ScanlakeError, SettingsError
-from pipeline.findings import error, from_error, ok, warning
-from pipeline.formatting import pluralize
-from pipeline.lake.catalog_tables import read_parts
-from pipeline.lake.duckdb import read_database
-from pipeline.lake.layout import lock_lake_for_reading
+from pipeline.lake.catalog.duckdb import read_database
+from pipeline.lake.catalog.tables import read_parts
 from pipeline.lake.purge import read_ids_in_catalog, read_ids_in_ledger, read_ids_in_part
-from pipeline.lake.reader import open_ledger_readonly
+from pipeline.lake.storage.atomic_files import sha256_file
+from pipeline.lake.storage.layout import lock_lake_for_reading
+from pipeline.output.findings import error, from_error, ok, warning
+from pipeline.output.formatting import pluralize
 from pipeline.publish.image_objects import compare_images
 from pipeline.publish.object_store import run_side_by_side
 from pipeline.publish.stores import open_store
@@ -35,12 +34,13 @@ from pipeline.publish.target import (
     to_ledger_path,
     to_target_path,
 )
+from pipeline.query.reader import open_ledger_readonly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from pipeline.findings import Finding
-    from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.storage.layout import LakeLayout
+    from pipeline.output.findings import Finding
     from pipeline.publish.image_objects import ImageChunk
     from pipeline.publish.object_store import ObjectStore
     from pipeline.publish.target import LatestRecord

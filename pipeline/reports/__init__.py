@@ -1,0 +1,1 @@
+"""PDF reports and share links, which the service makes of files in the lake."""

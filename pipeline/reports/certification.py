@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import NotFound
-from pipeline.formatting import pluralize
-from pipeline.lake.request_log import FileConfirmation, OrderState
-from pipeline.logs import log
+from pipeline.lake.ledger.request_log import FileConfirmation, OrderState
+from pipeline.output.formatting import pluralize
+from pipeline.output.logs import log
 from pipeline.reports.confirmation import describe_absence
 from pipeline.reports.pdf_reader import UNREAD_HINT, Unread, count_found
 from schemas.timestamps import now_us
@@ -26,7 +26,7 @@ from schemas.timestamps import now_us
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pipeline.lake.request_log import ReportBatch, ReportJobFile, ReportOrderRecord
+    from pipeline.lake.ledger.request_log import ReportBatch, ReportJobFile, ReportOrderRecord
     from pipeline.reports.confirmation import Confirmation, FileConfirmer
     from pipeline.reports.ordering import ReportRunState
     from pipeline.reports.pdf_reader import PdfReader, Reading

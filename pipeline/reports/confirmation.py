@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import NotFound
 from pipeline.errors import AuthenticationError, ScanlakeError
-from pipeline.lake.request_log import FileConfirmation
-from pipeline.logs import log
+from pipeline.lake.ledger.request_log import FileConfirmation
+from pipeline.output.logs import log
 from schemas.file_query import MAX_LIMIT, FileQuery
 from schemas.timestamps import now_us
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from pipeline.atomic_files import (
+from pipeline.errors import SettingsError, StorageError
+from pipeline.lake.storage.atomic_files import (
     READ_ONLY,
     fsync_dir,
     is_temp_file,
@@ -27,8 +28,7 @@ from pipeline.atomic_files import (
     rename_without_overwrite,
     temp_name,
 )
-from pipeline.errors import SettingsError, StorageError
-from pipeline.lake.layout import hold_lock, translate_os_errors
+from pipeline.lake.storage.layout import hold_lock, translate_os_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

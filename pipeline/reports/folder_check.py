@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pydantic import ValidationError
 
-from pipeline.atomic_files import list_names
+from pipeline import __version__
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.findings import collect, error, ok, warning
-from pipeline.formatting import pluralize
+from pipeline.lake.storage.atomic_files import list_names
+from pipeline.output.findings import collect, error, ok, warning
+from pipeline.output.formatting import pluralize
 from pipeline.reports.manifest import (
     CSV_NAME,
     JSON_NAME,
@@ -33,13 +34,12 @@ from pipeline.reports.models import Manifest
 from pipeline.reports.pdf_reader import UNREAD_HINT, Reading, Unread, count_found
 from pipeline.reports.proof_times import find_time_problems
 from pipeline.reports.signing import verify_signature
-from pipeline.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pipeline.findings import CheckResult, Finding
+    from pipeline.output.findings import CheckResult, Finding
     from pipeline.reports.models import ManifestFile
     from pipeline.reports.pdf_reader import PdfReader
 

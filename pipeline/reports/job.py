@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from pipeline.errors import AuthenticationError, ExitCode, LakeLockedError, ScanlakeError, SettingsError, StorageError
 from pipeline.lake.lake import Lake
-from pipeline.lake.request_log import OrderState, ReportJob
-from pipeline.logs import log
+from pipeline.lake.ledger.request_log import OrderState, ReportJob
+from pipeline.output.logs import log
 from pipeline.reports.certification import Certifier
 from pipeline.reports.confirmation import FileConfirmer
 from pipeline.reports.folder import MARKER, open_job_folder
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.client.client import Client
-    from pipeline.lake.request_log import ReportBatch, ReportJobFile, ReportOrderRecord, RequestLog
-    from pipeline.progress import Progress
+    from pipeline.lake.ledger.request_log import ReportBatch, ReportJobFile, ReportOrderRecord, RequestLog
+    from pipeline.output.progress import Progress
     from pipeline.reports.folder import JobFolder
     from pipeline.reports.models import CatalogState, JobOptions, Manifest
-    from pipeline.settings import Settings
+    from pipeline.settings.settings import Settings
 
     FileSelector = Callable[[], tuple[Sequence[ReportJobFile], CatalogState]]
     _ChosenFiles = tuple[Sequence[ReportJobFile], Sequence[ReportBatch], CatalogState]

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from msgspec.structs import asdict
 from pydantic import BaseModel
 
+from pipeline import __version__
 from pipeline.errors import SettingsError
-from pipeline.formatting import escape_control_characters, pluralize
-from pipeline.lake.layout import MANIFEST, SUMS, format_sums
-from pipeline.lake.request_log import OrderState
-from pipeline.lake.xlsx import open_workbook, write_sheet
+from pipeline.lake.ledger.request_log import OrderState
+from pipeline.lake.storage.layout import MANIFEST, SUMS, format_sums
+from pipeline.output.formatting import escape_control_characters, pluralize
+from pipeline.output.tables import format_csv_row
+from pipeline.output.templates.rendering import build_policy, read_script, render
+from pipeline.query.xlsx import open_workbook, write_sheet
 from pipeline.reports.models import CatalogState, Manifest, ManifestCounts, ManifestFile, ManifestOrder, ManifestPdf
 from pipeline.reports.pdf_reader import Unread
 from pipeline.reports.signing import NAMESPACE
-from pipeline.templates.rendering import build_policy, read_script, render
-from pipeline.text_tables import format_csv_row
-from pipeline.version import __version__
 from schemas.timestamps import format_instant, now_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pipeline.lake.request_log import ReportJob, ReportJobFile, ReportOrderRecord, RequestLog
+    from pipeline.lake.ledger.request_log import ReportJob, ReportJobFile, ReportOrderRecord, RequestLog
     from pipeline.reports.folder import JobFolder
 
 _Entry = TypeVar("_Entry", bound=BaseModel)

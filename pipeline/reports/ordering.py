@@ -19,10 +19,10 @@ from pipeline.client.downloader import ReportNotReady
 from pipeline.client.errors import OutcomeUnknownError, RequestRejectedError, RetriesExhaustedError
 from pipeline.client.protocol import NotFound
 from pipeline.errors import AuthenticationError, ProtocolError, ScanlakeError, ServiceUnavailableError, SettingsError
-from pipeline.lake.request_log import FileConfirmation, OrderState
-from pipeline.logs import log
-from pipeline.process import await_response
-from pipeline.progress import RateEstimator, ReportProgress
+from pipeline.lake.ledger.request_log import FileConfirmation, OrderState
+from pipeline.output.logs import log
+from pipeline.output.progress import RateEstimator, ReportProgress
+from pipeline.processes.event_loop import await_response
 from pipeline.reports.confirmation import describe_absence
 from pipeline.reports.selection import make_batches, name_pdf
 from schemas.requests import ReportRequest
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pipeline.client.client import Client
     from pipeline.client.downloader import DownloadedReport
     from pipeline.client.protocol import ReportOrder
-    from pipeline.lake.request_log import ReportBatch, ReportOrderRecord, RequestLog
-    from pipeline.progress import Progress
+    from pipeline.lake.ledger.request_log import ReportBatch, ReportOrderRecord, RequestLog
+    from pipeline.output.progress import Progress
     from pipeline.reports.confirmation import FileConfirmer
     from pipeline.reports.folder import JobFolder, TempFile
     from pipeline.reports.models import JobOptions

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 import pypdf
 from pypdf.errors import DependencyError, FileNotDecryptedError, LimitReachedError
 
+from pipeline.processes.worker import serve
 from pipeline.reports.pdf_reader import Unread
-from pipeline.worker_process import serve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

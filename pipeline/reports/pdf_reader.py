@@ -6,7 +6,7 @@ from enum import StrEnum
 from threading import Lock
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from pipeline.worker_process import WorkerEndedError, WorkerProcess
+from pipeline.processes.worker import WorkerEndedError, WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,9 +10,9 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.errors import SettingsError
-from pipeline.lake.layout import to_safe_part
-from pipeline.lake.reader import check_query, fetch_dicts, translate_query_errors
-from pipeline.lake.request_log import ReportBatch, ReportJobFile
+from pipeline.lake.ledger.request_log import ReportBatch, ReportJobFile
+from pipeline.lake.storage.layout import to_safe_part
+from pipeline.query.reader import check_query, fetch_dicts, translate_query_errors
 from pipeline.reports.models import CatalogState
 from schemas.requests import MAX_REPORT_FILES
 

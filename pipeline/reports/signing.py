@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from pipeline.errors import SettingsError
-from pipeline.tokens import environment_without_tokens
+from pipeline.processes.environment import environment_without_tokens
 
 NAMESPACE: Final = "scanlake-report"
 _TIMEOUT_SECONDS: Final = 60.0

@@ -1,1 +1,1 @@
-"""Runs that talk to the service: sync, verify and plan, and what they share."""
+"""Runs that talk to the service: sync, verify and plan; then metrics and alerts."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from pipeline.lake.ledger_queries import Commit, WindowRecord
+from pipeline.lake.ledger.queries import Commit, WindowRecord
 from pipeline.sync.batch_writer import BatchWriter, WriteRequest
 from pipeline.sync.watermark import add_completed_windows
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pipeline.client.clock import ServiceClock
     from pipeline.crawl.models import CommitBatch
     from pipeline.lake.lake import Lake
-    from pipeline.lake.ledger_queries import RunProgress, RunRecord
-    from pipeline.settings import Settings
+    from pipeline.lake.ledger.queries import RunProgress, RunRecord
+    from pipeline.settings.settings import Settings
     from pipeline.sync.batch_writer import WriteResult
     from schemas.file_versions import FileVersion
 

@@ -14,17 +14,17 @@ from msgspec import Struct
 
 from pipeline.flatten.flatten import flatten
 from pipeline.flatten.rows import load_casts
-from pipeline.lake import parts
-from pipeline.lake.layout import LakeLayout
-from pipeline.lake.parts import RowBuffer
-from pipeline.logs import log
-from pipeline.worker_process import WorkerProcess, serve
+from pipeline.lake.storage import parts
+from pipeline.lake.storage.layout import LakeLayout
+from pipeline.lake.storage.parts import RowBuffer
+from pipeline.output.logs import log
+from pipeline.processes.worker import WorkerProcess, serve
 from schemas.file_versions import version_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipeline.lake.ledger_queries import Part
+    from pipeline.lake.ledger.queries import Part
     from schemas.file_versions import FileVersion, Reject
 
 _WRITER_THREADS: Final = 4

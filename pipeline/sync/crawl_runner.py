@@ -12,8 +12,8 @@ from pipeline.crawl.crawler import Crawler
 from pipeline.crawl.models import CrawlOptions, CrawlStats
 from pipeline.crawl.windows import Window
 from pipeline.errors import TimeLimitReachedError
-from pipeline.lake.ledger_queries import RunProgress
-from pipeline.progress import CrawlProgress, RateEstimator
+from pipeline.lake.ledger.queries import RunProgress
+from pipeline.output.progress import CrawlProgress, RateEstimator
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pipeline.crawl.batcher import Sink
     from pipeline.crawl.in_flight import LookupVersions
     from pipeline.crawl.models import CommitBatch, Identity, RefetchRequest
-    from pipeline.progress import Progress
-    from pipeline.settings import Settings
+    from pipeline.output.progress import Progress
+    from pipeline.settings.settings import Settings
 
 COMMIT_EVERY_FILES: Final = 500
 """Files per commit: a killed run repeats at most as many, or those of the last seconds."""

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from pipeline.crawl.details import max_deletions
 from pipeline.errors import ProtocolError
-from pipeline.formatting import pluralize
+from pipeline.output.formatting import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

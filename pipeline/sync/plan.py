@@ -19,10 +19,10 @@ from pipeline.client.client import create_client
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail
 from pipeline.crawl.windows import ALL_TIME, Window, uncovered_windows
-from pipeline.lake.folder_checks import require_lake, require_lake_or_empty
-from pipeline.lake.lake_folder import FolderKind
-from pipeline.lake.layout import LakeLayout
-from pipeline.lake.reader import open_ledger_readonly
+from pipeline.lake.catalog.folder_checks import require_lake, require_lake_or_empty
+from pipeline.lake.ledger.folder import FolderKind
+from pipeline.lake.storage.layout import LakeLayout
+from pipeline.query.reader import open_ledger_readonly
 from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.verify import is_due
 from pipeline.sync.watermark import coverage_before_lookback
@@ -31,8 +31,8 @@ from schemas.file_query import FileQuery
 if TYPE_CHECKING:
     from pipeline.client.client import Client
     from pipeline.crawl.models import CrawlOptions
-    from pipeline.lake.ledger_queries import LedgerQueries
-    from pipeline.settings import Settings
+    from pipeline.lake.ledger.queries import LedgerQueries
+    from pipeline.settings.settings import Settings
 
 _MAX_PAGES: Final = 20  # of one window, without includes
 _MIN_FILES: Final = 50  # whose calls show a rate

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from msgspec.structs import asdict, replace
 
+from pipeline import __version__
 from pipeline.client.client import create_client
 from pipeline.crawl.listing import WindowReader
 from pipeline.crawl.models import CrawlOptions, RefetchRequest, parse_reference
@@ -26,20 +27,19 @@ from pipeline.errors import (
     TimeLimitReachedError,
     to_scanlake_error,
 )
-from pipeline.formatting import pluralize
 from pipeline.lake import retention
+from pipeline.lake.catalog.part_rows import read_documents
 from pipeline.lake.integrity import check_parts_exist
-from pipeline.lake.ledger_queries import RunRecord
-from pipeline.lake.part_rows import read_documents
+from pipeline.lake.ledger.queries import RunRecord
 from pipeline.lake.rollback import check_not_paused
-from pipeline.logs import log
+from pipeline.output.formatting import pluralize
+from pipeline.output.logs import log
 from pipeline.sync.batch_sink import BatchSink
 from pipeline.sync.crawl_runner import CrawlRunner, crawl_options
 from pipeline.sync.differences import has_lost_too_many
 from pipeline.sync.service_checks import check_same_account, check_tenants, find_texts_source
 from pipeline.sync.watermark import SETTLE_WITHOUT_DATE_SECONDS, repair_watermark, target_by_clock
 from pipeline.sync.worker_thread import WorkerThread
-from pipeline.version import __version__
 from schemas.file_query import FileQuery
 from schemas.timestamps import SECOND, new_run_id, now_us
 
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from pipeline.crawl.models import CommitBatch, Identity
     from pipeline.crawl.windows import Window
     from pipeline.lake.lake import Lake
-    from pipeline.lake.ledger import Ledger
-    from pipeline.lake.ledger_queries import FileVersionRecord, SnapshotRecord
-    from pipeline.progress import Progress
-    from pipeline.settings import Settings
+    from pipeline.lake.ledger.ledger import Ledger
+    from pipeline.lake.ledger.queries import FileVersionRecord, SnapshotRecord
+    from pipeline.output.progress import Progress
+    from pipeline.settings.settings import Settings
 
 PUBLISH_EVERY_SECONDS: Final = 600
 """Time between two publishes during a long run."""

@@ -13,8 +13,8 @@ from pipeline.client.protocol import Detail
 from pipeline.crawl.details import detail_for_key
 from pipeline.crawl.models import CrawlOptions
 from pipeline.errors import SettingsError
-from pipeline.formatting import pluralize
-from pipeline.lake.part_rows import FileIdentity, read_identities
+from pipeline.lake.catalog.part_rows import FileIdentity, read_identities
+from pipeline.output.formatting import pluralize
 from schemas.file_query import MAX_LIMIT_WITH_INCLUDES, FileQuery
 from schemas.json_decode import decode_object
 from schemas.tables import UPLOADS, MergeRule
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipeline.client.protocol import Document
     from pipeline.crawl.models import Identity
     from pipeline.lake.lake import Lake
-    from pipeline.lake.ledger_queries import FileVersionRecord
+    from pipeline.lake.ledger.queries import FileVersionRecord
     from pipeline.sync.worker_thread import WorkerThread
 
 TextsSource = Literal["list", "detail"]

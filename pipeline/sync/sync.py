@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from pipeline.lake.lake import Lake
-    from pipeline.lake.ledger_queries import SnapshotRecord
-    from pipeline.progress import Progress
-    from pipeline.settings import Settings
+    from pipeline.lake.ledger.queries import SnapshotRecord
+    from pipeline.output.progress import Progress
+    from pipeline.settings.settings import Settings
     from pipeline.sync.run import RunSession
 
 

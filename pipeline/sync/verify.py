@@ -19,9 +19,9 @@ from pipeline.crawl.details import detail_for_key, max_deletions
 from pipeline.crawl.models import CrawlOptions, SharedFileIdError
 from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps
 from pipeline.errors import ProtocolError, ScanlakeError, SettingsError, TimeLimitReachedError
-from pipeline.lake.ledger_queries import VerificationRecord
-from pipeline.lake.part_rows import read_documents
-from pipeline.logs import log
+from pipeline.lake.catalog.part_rows import read_documents
+from pipeline.lake.ledger.queries import VerificationRecord
+from pipeline.output.logs import log
 from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.differences import Differences, has_lost_too_many, select_rotating_share, shrunken_list_error
 from pipeline.sync.run import open_run
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     from pipeline.crawl.models import CommitBatch
     from pipeline.lake.lake import Lake
-    from pipeline.lake.ledger_queries import FileVersionRecord, LedgerQueries
-    from pipeline.progress import Progress
-    from pipeline.settings import Settings
+    from pipeline.lake.ledger.queries import FileVersionRecord, LedgerQueries
+    from pipeline.output.progress import Progress
+    from pipeline.settings.settings import Settings
     from pipeline.sync.run import RunSession
     from pipeline.sync.sync import SyncSummary
 

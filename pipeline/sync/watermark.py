@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pipeline.client.clock import MAX_AHEAD_SECONDS
 from pipeline.crawl.models import SETTLE_SECONDS
 from pipeline.crawl.windows import add_span, contiguous_end, remove_span
-from pipeline.logs import log
+from pipeline.output.logs import log
 from schemas.timestamps import SECOND, format_instant, now_us
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from pipeline.client.clock import ServiceClock
     from pipeline.crawl.models import ListedWindow
     from pipeline.crawl.windows import Coverage, Window
-    from pipeline.lake.ledger import Ledger
-    from pipeline.lake.ledger_queries import LedgerQueries
-    from pipeline.settings import Settings
+    from pipeline.lake.ledger.ledger import Ledger
+    from pipeline.lake.ledger.queries import LedgerQueries
+    from pipeline.settings.settings import Settings
 
 SETTLE_WITHOUT_DATE_SECONDS: Final = 600
 """Settle time when the service sends no Date header: the local clock may be fast."""

@@ -62,6 +62,6 @@ def test_long_lines_dead_links_and_local_times() -> None:
     assert [problem.line for problem in pages.check_page(page)] == [2, 7, 3, 3, 5, 4]
     security = Document(page.path, "| it | `lake/test_nothing.py` |\n| it | `lake/test_purge.py` |\n")
     rows = ["| I want a new ... | where |", "|---|---|", "| thing | `pipeline/nothing.py` |", ""]
-    rows += ["| step | file | function | what |", "|---|---|---|---|", "| 1 | `pipeline/cli.py` | `nothing` | - |"]
-    architecture = Document(page.path, "\n".join([*rows, "| 2 | `pipeline/cli.py` | `main` | - |", ""]))
+    rows += ["| step | file | function | what |", "|---|---|---|---|", "| 1 | `pipeline/cli/app.py` | `nothing` | - |"]
+    architecture = Document(page.path, "\n".join([*rows, "| 2 | `pipeline/cli/app.py` | `main` | - |", ""]))
     assert [problem.line for problem in pages.check_named_code(security, architecture)] == [1, 3, 7]

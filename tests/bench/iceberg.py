@@ -15,7 +15,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pipeline.lake.lake import Lake
 from pipeline.lake.retention import expire_snapshots
 from pipeline.publish.iceberg import publish_iceberg_tables
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from tests.bench.lake import UPLOADS, Grown, publish
 from tests.lake.operations import compact_all
 

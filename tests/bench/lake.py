@@ -17,8 +17,8 @@ import duckdb
 
 from pipeline.lake.compaction import run_compaction
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger_queries import Commit
-from pipeline.settings import Settings
+from pipeline.lake.ledger.queries import Commit
+from pipeline.settings.settings import Settings
 from schemas.file_versions import FileVersion
 from schemas.tables import BY_NAME
 from tests.bench.serving import scanlake

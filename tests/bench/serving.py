@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 import aiohttp
 import msgspec
 
-from pipeline.stop_signals import name_parent
+from pipeline.processes.signals import name_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,8 +12,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from pipeline.lake.catalog_tables import FRESHNESS_COLUMNS, META_TABLES
-from pipeline.lake.sql import sql_literal
+from pipeline.lake.catalog.sql import sql_literal
+from pipeline.lake.catalog.tables import FRESHNESS_COLUMNS, META_TABLES
 from schemas.tables import TABLES, find_reference
 from tests.commands.conftest import main
 from tests.forkserver import run_command

@@ -15,20 +15,20 @@ from typing import Final
 import pytest
 from structlog.testing import capture_logs
 
-from pipeline.child_commands import create_child_error, run_for_object, run_maintenance, start_command
+from pipeline.cli.sources import environment_of_source
 from pipeline.emulator import Emulator, ImageOptions
 from pipeline.errors import ExitCode, RunInterrupted
 from pipeline.lake.lake import Lake
-from pipeline.process import run_async
-from pipeline.sources import environment_of_source
-from pipeline.worker_process import WorkerProcess
+from pipeline.processes.children import create_child_error, run_for_object, run_maintenance, start_command
+from pipeline.processes.event_loop import run_async
+from pipeline.processes.worker import WorkerProcess
 from tests.conftest import CANARY
 from tests.forked_process import forked_children
 from tests.processes import children_of, executed, ran
 from tests.rows import every
 
-_WORKER: Final = "from pipeline.worker_process import serve; import time; serve(time.sleep)"
-_PARENT: Final = f"from pipeline.worker_process import WorkerProcess; WorkerProcess('slow', {_WORKER!r}).exchange(60)"
+_WORKER: Final = "from pipeline.processes.worker import serve; import time; serve(time.sleep)"
+_PARENT: Final = f"from pipeline.processes.worker import WorkerProcess; WorkerProcess('slow', {_WORKER!r}).exchange(60)"
 _END_SECONDS: Final = 30  # for a busy machine: it takes a tenth of a second
 
 

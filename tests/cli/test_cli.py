@@ -14,9 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import cli
-from pipeline.cli import COMMANDS
-from pipeline.commands import status
+from pipeline.cli import app as cli
+from pipeline.cli.app import COMMANDS
+from pipeline.cli.commands import status
 from pipeline.errors import AuthenticationError, ExitCode, LakeLockedError, ProtocolError, RunInterrupted
 from tests.lake.test_folders import make_lake
 from tests.rows import every
@@ -33,7 +33,7 @@ DATA = f"somebody's {'data' * 2}"
 def test_the_help_of_a_narrow_terminal_imports_nothing_heavy() -> None:
     """`scanlake --help` has each command and its whole line without what only commands need; no column cuts a name."""
     program = (
-        "import sys; from pipeline.cli import main\n"
+        "import sys; from pipeline.cli.app import main\n"
         "for arguments in (['--help'], ['export', '--help']):\n"
         "    try: main(arguments)\n"
         "    except SystemExit as end: print(end.code, *(sys.modules if len(arguments) == 1 else ()), file=sys.stderr)"

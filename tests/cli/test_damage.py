@@ -12,7 +12,7 @@ import duckdb
 import pytest
 
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
-from pipeline.lake.duckdb import classify_read_error
+from pipeline.lake.catalog.duckdb import classify_read_error
 from tests.forkserver import run_command
 from tests.lake.corruption import flip
 from tests.lake.test_folders import make_lake

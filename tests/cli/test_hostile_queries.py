@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.lake.reader import check_query, open_catalog, translate_query_errors
+from pipeline.query.reader import check_query, open_catalog, translate_query_errors
 from pipeline.reports.selection import Selection, select_files, select_references
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from tests.cli.test_query_access import fingerprint
 from tests.processes import forked
 from tests.soaking import sample

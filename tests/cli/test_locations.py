@@ -18,13 +18,13 @@ import pytest
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from pipeline.cli import COMMANDS, app
-from pipeline.command_options import GlobalOptions, Location
-from pipeline.config import load
-from pipeline.context import CommandContext
+from pipeline.cli.app import COMMANDS, app
+from pipeline.cli.context import CommandContext
+from pipeline.cli.options import GlobalOptions, Location
 from pipeline.errors import SettingsError
-from pipeline.locations import encode_path, parse_folder, parse_location, parse_path, parse_store_url
-from pipeline.settings import PATH_SETTINGS, SECRET_SETTINGS, SETTINGS
+from pipeline.settings.layers import load
+from pipeline.settings.locations import encode_path, parse_folder, parse_location, parse_path, parse_store_url
+from pipeline.settings.settings import PATH_SETTINGS, SECRET_SETTINGS, SETTINGS
 from tests.rows import every
 
 if TYPE_CHECKING:

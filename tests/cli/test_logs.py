@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from pipeline import logs
-from pipeline.progress import CrawlProgress, LogProgress, RateEstimator
+from pipeline.output import logs
+from pipeline.output.progress import CrawlProgress, LogProgress, RateEstimator
 from tests.guards import spellings
 from tests.logging_reset import logging_as_before
 
@@ -169,7 +169,7 @@ def test_a_closed_screen_or_a_full_disk_stops_no_run(
 def test_lines_come_every_ten_seconds_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often it is updated, the log gets a line every ten seconds and one at the end."""
     now = 0.0
-    monkeypatch.setattr("pipeline.progress.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("pipeline.output.progress.time", SimpleNamespace(monotonic=lambda: now))
     lines = LogProgress()
     with capture_logs() as events:
         lines.start(total=300)
@@ -205,7 +205,7 @@ def test_progress_as_text() -> None:
 def test_rate_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The beginning of a long run does not influence the estimate of the rest."""
     now = 0.0
-    monkeypatch.setattr("pipeline.progress.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("pipeline.output.progress.time", SimpleNamespace(monotonic=lambda: now))
     speed = RateEstimator()
     rates = []
     for second in range(100):

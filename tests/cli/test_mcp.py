@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pytest
 
-from pipeline.commands import mcp
-from pipeline.commands.mcp import QueryLimits
-from pipeline.context import CommandContext
+from pipeline.cli.commands import mcp
+from pipeline.cli.commands.mcp import QueryLimits
+from pipeline.cli.context import CommandContext
 from pipeline.errors import ExitCode
 from tests.cli.test_query_access import fingerprint
 from tests.forked_process import fork_command, forked_children

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Final
 
-from pipeline.settings import SECRET_SETTINGS
+from pipeline.settings.settings import SECRET_SETTINGS
 from tests.cli.test_query_access import fingerprint
 from tests.rows import every
 

@@ -37,7 +37,7 @@ sys.meta_path.insert(0, Finder())
 
 
 @pytest.mark.parametrize(
-    ("module", "number"), [("pipeline.cli", signal.SIGINT), ("pipeline.commands.sync", signal.SIGTERM)]
+    ("module", "number"), [("pipeline.cli.app", signal.SIGINT), ("pipeline.cli.commands.sync", signal.SIGTERM)]
 )
 def test_a_signal_during_the_imports(tmp_path: Path, module: str, number: int) -> None:
     """SIGTERM and Ctrl-C end the command with 130 and one line, whatever is imported, and whatever that catches."""
@@ -93,7 +93,7 @@ _NOT_FOR_SYNC: Final = frozenset({
     *("jinja2", "multiprocessing", "pyarrow.compute", "pyarrow.dataset", "pydantic", "rich.live", "xlsxwriter"),
 })  # fmt: skip
 _RUN_COMMAND: Final = """
-import sys; from pipeline.cli import main
+import sys; from pipeline.cli.app import main
 try: main()
 except SystemExit as end: assert end.code == 0
 print(*sys.modules, file=sys.stderr)
@@ -106,7 +106,12 @@ print(*sys.modules, file=sys.stderr)
         (_RUN_COMMAND, ("query", "SELECT 1"), {"duckdb", "rich.console"}, _NOT_FOR_READERS),
         (_RUN_COMMAND, ("--json", "status"), {"duckdb"}, _NOT_FOR_READERS),
         (_RUN_COMMAND, ("--json", "query", "SELECT 1"), {"duckdb", "pyarrow"}, _NOT_FOR_READERS),
-        ("import sys, pipeline.commands.sync; print(*sys.modules, file=sys.stderr)", (), {"aiohttp"}, _NOT_FOR_SYNC),
+        (
+            "import sys, pipeline.cli.commands.sync; print(*sys.modules, file=sys.stderr)",
+            (),
+            {"aiohttp"},
+            _NOT_FOR_SYNC,
+        ),
     ],
 )
 def test_a_command_loads_no_more_than_it_needs(

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from pipeline.config import load
 from pipeline.errors import SettingsError
-from pipeline.settings import SETTINGS, load_token, render_settings_file, require_base_url
+from pipeline.settings.layers import load
+from pipeline.settings.settings import SETTINGS, load_token, render_settings_file, require_base_url
 from schemas.includes import INCLUDES
 from tests.forkserver import run_command
 from tests.processes import NOBODY, why_not_as_nobody

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.text_tables import format_table
+from pipeline.output.tables import format_table
 from tests.constants import set_constants
 from tests.forkserver import run_on_terminal
 

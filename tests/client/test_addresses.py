@@ -24,7 +24,7 @@ from pipeline.client.allowed_urls import (
 )
 from pipeline.client.downloader import DownloadedReport
 from pipeline.errors import ProtocolError
-from pipeline.urls import normalize_base_url, normalize_host, parse_address
+from pipeline.settings.urls import normalize_base_url, normalize_host, parse_address
 from tests.client.scripted_server import answer, scripted
 from tests.rows import every
 

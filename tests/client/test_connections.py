@@ -13,7 +13,7 @@ from pipeline.client.client import Client, create_client
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail
 from pipeline.emulator import Emulator
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from tests.client.scripted_server import Asked, Close, Wait, answer, scripted
 from tests.rows import every
 

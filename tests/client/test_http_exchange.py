@@ -16,7 +16,7 @@ from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.limit_search import INITIAL_CONCURRENCY
 from pipeline.client.protocol import Detail, NotFound
 from pipeline.errors import AuthenticationError, ProtocolError, ScanlakeError, ServiceUnavailableError
-from pipeline.urls import normalize_base_url
+from pipeline.settings.urls import normalize_base_url
 from schemas.file_query import FileQuery
 from schemas.requests import ReportRequest
 from tests.client.scripted_server import Asked, Close, Reset, Wait, answer, scripted

@@ -25,8 +25,8 @@ from pipeline.client.probe import probe_service
 from pipeline.client.protocol import Detail
 from pipeline.emulator import Emulator
 from pipeline.errors import ProtocolError, ServiceUnavailableError
-from pipeline.settings import Settings
-from pipeline.urls import validate_proxy_url
+from pipeline.settings.settings import Settings
+from pipeline.settings.urls import validate_proxy_url
 from schemas.file_query import FileQuery
 from tests.client.conftest import spell_token
 from tests.client.scripted_server import answer, listening, scripted

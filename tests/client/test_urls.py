@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pipeline.client.token_redactor import TokenRedactor
 from pipeline.errors import SettingsError
-from pipeline.settings import validate_token
-from pipeline.urls import normalize_base_url
+from pipeline.settings.settings import validate_token
+from pipeline.settings.urls import normalize_base_url
 from tests.client.conftest import spell_token
 from tests.rows import every
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline import cli
+from pipeline.cli import app as cli
 from tests.logging_reset import logging_as_before
 from tests.processes import Answer
 

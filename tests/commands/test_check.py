@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from msgspec.structs import replace
 
-from pipeline.atomic_files import temp_name
 from pipeline.client.probe import check_service
 from pipeline.emulator import Emulator
 from pipeline.emulator.options import Faults, Quirks
-from pipeline.findings import Severity
-from pipeline.lake.layout import LakeLayout, lock_lake
-from pipeline.maintenance import repair
-from pipeline.settings import Settings
+from pipeline.lake import repair
+from pipeline.lake.storage.atomic_files import temp_name
+from pipeline.lake.storage.layout import LakeLayout, lock_lake
+from pipeline.output.findings import Severity
+from pipeline.settings.settings import Settings
 from tests.client.test_proxy import CERTIFICATES
 from tests.commands.cli_process import called
 from tests.lake.test_folders import describe
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from pipeline.findings import Finding
+    from pipeline.output.findings import Finding
     from tests.processes import Answer
 
 
@@ -107,7 +107,7 @@ _FAULTS_OF_TLS: Final = {
 }
 _CHECK_EACH: Final = """
 import os, sys
-from pipeline.cli import main
+from pipeline.cli.app import main
 for os.environ["SCANLAKE_BASE_URL"] in sys.argv[1:]:
     try: main(["check", "--json"])
     except SystemExit as end: assert end.code == 1

@@ -6,7 +6,7 @@ import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.files import FoundFiles
+from pipeline.cli.commands.files import FoundFiles
 from pipeline.emulator import Emulator, make_quirks
 from schemas.timestamps import format_instant, parse_instant
 from tests.commands.cli_process import called, variables

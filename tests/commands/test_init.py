@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pipeline.cli.commands import init
+from pipeline.cli.commands.init import validate_address, validate_pasted_token
 from pipeline.client.probe import ServiceProbe
-from pipeline.commands import init
-from pipeline.commands.init import validate_address, validate_pasted_token
 from pipeline.emulator import Emulator
 from pipeline.errors import SettingsError
-from pipeline.settings import SETTINGS
+from pipeline.settings.settings import SETTINGS
 from tests.commands.cli_process import called
 from tests.conftest import ROOT
 from tests.forkserver import run_on_terminal

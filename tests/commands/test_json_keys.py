@@ -6,7 +6,7 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline import cli
+from pipeline.cli import app as cli
 from pipeline.emulator import Emulator, ImageOptions
 from tests.commands.cli_process import called, variables
 from tests.docs.json_page import list_keys

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 from typer.main import get_command
 
-from pipeline import cli
+from pipeline.cli import app as cli
 from pipeline.emulator import Emulator
 from pipeline.emulator.options import ImageOptions
 from tests.commands.cli_process import called

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pipeline.emulator import Emulator
 from pipeline.emulator.options import Quirks
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from pipeline.sync import plan
 from pipeline.sync.plan import SyncPlan, plan_sync
 from tests.sync.sync_harness import synced

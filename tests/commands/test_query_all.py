@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.emulator import Emulator, make_quirks
 from pipeline.lake.lake import Lake
-from pipeline.lake.reader import open_all_catalogs
+from pipeline.query.reader import open_all_catalogs
 from tests.lake.lake_builder import AT, commit
 from tests.sync.sync_harness import opened, synced
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import duckdb
 import pytest
 
-from pipeline import sources as sources_module
-from pipeline.child_commands import ChildResult
-from pipeline.config import load, load_all_sources, load_layers, source_names
+from pipeline.cli import sources as sources_module
 from pipeline.emulator import Emulator
 from pipeline.emulator.options import Faults, ImageOptions
 from pipeline.errors import ExitCode, SettingsError, most_severe
-from pipeline.settings import load_token
+from pipeline.processes.children import ChildResult
+from pipeline.settings.layers import load, load_all_sources, load_layers, source_names
+from pipeline.settings.settings import load_token
 from tests.commands.cli_process import called, started
 from tests.rows import every
 from tests.sync.sync_harness import opened, synced

@@ -22,7 +22,7 @@ from pipeline.crawl.windows import ALL_TIME, Coverage, Window, remove_span, unco
 from pipeline.emulator import Emulator
 from pipeline.emulator.documents import ALL_INCLUDES
 from pipeline.emulator.world import change_one
-from pipeline.lake.ledger_queries import FileVersionRecord
+from pipeline.lake.ledger.queries import FileVersionRecord
 from pipeline.sync.watermark import add_completed_windows, add_read_windows, advance, fix_target
 from schemas.file_query import FileQuery
 from schemas.file_versions import content_digest

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pipeline.crawl.batcher import Sink
     from pipeline.crawl.models import CommitBatch
-    from pipeline.lake.ledger_queries import FileVersionRecord
+    from pipeline.lake.ledger.queries import FileVersionRecord
 
 _MAX_UNITS = 40
 _UNIT_BYTES = 1_000

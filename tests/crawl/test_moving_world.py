@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from pipeline.emulator.http import Response
-    from pipeline.lake.ledger_queries import FileVersionRecord
+    from pipeline.lake.ledger.queries import FileVersionRecord
 
 FILES: Final = 120
 ORDERS: Final = ("updated-asc", "updated-desc", "shuffled", "id-asc")

@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
-from pipeline.progress import Progress
-from pipeline.settings import Settings
+from pipeline.output.progress import Progress
+from pipeline.settings.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
 from tests.commands.cli_process import called
 from tests.docs.documents import INDEX

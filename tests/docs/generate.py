@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typer.main import get_command
 
-from pipeline import cli
-from pipeline.settings import PREFIX, SECTIONS, SETTINGS, render_settings_file
+from pipeline.cli import app as cli
+from pipeline.settings.settings import PREFIX, SECTIONS, SETTINGS, render_settings_file
 from schemas.tables import TABLES, find_reference
 from tests.docs.json_page import format_json_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pipeline.settings import Setting
+    from pipeline.settings.settings import Setting
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 MARKER: Final = "<!-- generated -->\n"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_orig
 
 from msgspec import Struct
 
-from pipeline import cli
+from pipeline.cli import app as cli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,12 +11,12 @@ from typer import Exit as Leaving
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from pipeline import cli
-from pipeline.config import load_all_sources
+from pipeline.cli import app as cli
 from pipeline.errors import EXIT_CODES_BY_SEVERITY, ExitCode
-from pipeline.lake.catalog_tables import META_TABLES
-from pipeline.monitoring.metrics import METRICS
-from pipeline.settings import SETTINGS
+from pipeline.lake.catalog.tables import META_TABLES
+from pipeline.settings.layers import load_all_sources
+from pipeline.settings.settings import SETTINGS
+from pipeline.sync.metrics import METRICS
 from schemas.tables import TABLES
 from tests.docs import documents
 from tests.docs.documents import DOCUMENTS, OPERATIONS, ROOT, calls

@@ -16,10 +16,10 @@ import duckdb
 import pytest
 
 from pipeline.emulator import Emulator
-from pipeline.lake.catalog_tables import IMAGES_TABLE
-from pipeline.lake.history import FILE_EVENTS, FILE_VERSIONS
-from pipeline.lake.reader import TABLE_FUNCTIONS
-from pipeline.pages.browse import DOCUMENTED_QUERIES
+from pipeline.lake.catalog.history import FILE_EVENTS, FILE_VERSIONS
+from pipeline.lake.catalog.tables import IMAGES_TABLE
+from pipeline.query.browse import DOCUMENTED_QUERIES
+from pipeline.query.reader import TABLE_FUNCTIONS
 from schemas.tables import TABLES
 from tests.docs import documents
 from tests.docs.conftest import CREATED, DELETED, UPDATED

@@ -5,7 +5,7 @@ from dataclasses import fields
 import typer
 from typer.testing import CliRunner
 
-from pipeline.commands import emulator
+from pipeline.cli.commands import emulator
 from pipeline.emulator import Faults, Quirks
 from pipeline.emulator.faults import KINDS
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 
 from pipeline.emulator import Emulator
-from pipeline.lake.layout import LakeLayout
+from pipeline.lake.storage.layout import LakeLayout
 from pipeline.publish.iceberg_catalogs import connect_catalog
 from pipeline.publish.iceberg_format import read_files
 from pipeline.publish.iceberg_publish import publish_iceberg

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
-from pipeline.maintenance.rebuild import rebuild
+from pipeline.lake.rebuild import rebuild
 from tests.engines.ray_cluster import HEAD, RayCluster, list_descendants, start_ray_cluster
 from tests.engines.ray_environment import INSTALL, PYTHON
 from tests.lake.corruption import checked, grown

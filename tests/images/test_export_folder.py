@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pytest
 
-from pipeline.atomic_files import clone_file
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.images.image_export import ExportedImages, choose_name, export_images, select_images
-from pipeline.lake.layout import MANIFEST, SUMS, LakeLayout
+from pipeline.lake.storage.atomic_files import clone_file
+from pipeline.lake.storage.layout import MANIFEST, SUMS, LakeLayout
 from tests.images.image_harness import rows_of
 from tests.lake.operations import called
 from tests.lake_copies import copy_lake

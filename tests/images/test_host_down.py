@@ -13,10 +13,10 @@ from pipeline.errors import ServiceUnavailableError
 from pipeline.images.download import ImageDownloader
 from pipeline.images.image_writer import ImageSummary
 from pipeline.images.work_list import WorkItem
-from pipeline.lake.image_store import CompleteDownload, ImageKey, ImageKind, ImageRecord, incoming_folder
-from pipeline.lake.layout import LakeLayout
-from pipeline.progress import Progress
-from pipeline.settings import Settings
+from pipeline.lake.ledger.images import CompleteDownload, ImageKey, ImageKind, ImageRecord, incoming_folder
+from pipeline.lake.storage.layout import LakeLayout
+from pipeline.output.progress import Progress
+from pipeline.settings.settings import Settings
 from tests.client.scripted_server import Asked, Close, Reset, Wait, answer, scripted
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from pipeline.images.image_writer import ImageSummary, ImageWriter
-from pipeline.lake import image_store
-from pipeline.lake.image_store import ImageKey, ImageKind, IncomingFile
 from pipeline.lake.lake import Lake
+from pipeline.lake.ledger import images as image_store
+from pipeline.lake.ledger.images import ImageKey, ImageKind, IncomingFile
 from tests.lake.powerloss import LEDGER, losses, recorded
 from tests.lake.test_power_loss import write
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
-from pipeline.atomic_files import temp_name
 from pipeline.errors import ExitCode
-from pipeline.findings import Severity
+from pipeline.lake.storage.atomic_files import temp_name
+from pipeline.output.findings import Severity
 from tests.findings import printed_lines
 from tests.images.image_harness import (
     files_in,

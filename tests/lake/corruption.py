@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from pipeline.emulator import Emulator
-from pipeline.lake.folder_checks import require_lake
+from pipeline.lake.catalog.folder_checks import require_lake
 from pipeline.lake.lake import Lake
-from pipeline.maintenance.repair import LakeCheck, check_files, repair_files
+from pipeline.lake.repair import LakeCheck, check_files, repair_files
 from tests.sync.sync_harness import SEED, synced
 
 if TYPE_CHECKING:

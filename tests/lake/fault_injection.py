@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.lake.ledger import Ledger
+from pipeline.lake.ledger.ledger import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,7 @@ import duckdb
 
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from schemas.tables import TABLES
 from tests.lake.operations import compact_all
 from tests.lake_copies import copy_lake

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 from msgspec.structs import replace
 
 from pipeline.flatten.flatten import flatten
-from pipeline.lake import parts
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger_queries import Commit
+from pipeline.lake.ledger.queries import Commit
+from pipeline.lake.storage import parts
 from schemas.file_versions import FileVersion, Tombstone, version_digest
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, UPLOADS
 from schemas.timestamps import to_datetime

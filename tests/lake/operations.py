@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from pipeline.cli import main
+from pipeline.cli.app import main
 from pipeline.lake import compaction
 from pipeline.lake.compaction import run_compaction
 from pipeline.lake.lake import Lake
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pipeline.settings import Settings
+    from pipeline.settings.settings import Settings
 
 
 class Terminal(StringIO):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pytest
 
-from pipeline.lake.ledger import Ledger
+from pipeline.lake.ledger.ledger import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

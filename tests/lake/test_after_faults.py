@@ -16,7 +16,7 @@ import pytest
 
 from pipeline.errors import LakeCorruptedError, to_scanlake_error
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger import Ledger
+from pipeline.lake.ledger.ledger import Ledger
 from tests.lake.corruption import checked, file_size_limit
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import called, told

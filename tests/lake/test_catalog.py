@@ -12,12 +12,14 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.lake import catalog, catalog_tables, compaction
+from pipeline.lake import compaction
+from pipeline.lake.catalog import catalog
+from pipeline.lake.catalog import tables as catalog_tables
 from pipeline.lake.integrity import find_damaged_catalogs
 from pipeline.lake.lake import Lake
+from pipeline.lake.repair import check_files
 from pipeline.lake.retention import expire_snapshots
-from pipeline.maintenance.repair import check_files
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from schemas.tables import TABLES
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import compact_all
@@ -25,7 +27,7 @@ from tests.lake.operations import compact_all
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipeline.lake.ledger_queries import DeltaBase
+    from pipeline.lake.ledger.queries import DeltaBase
 
 
 def _fill(lake: Lake, *, files: int = 40, stamp: int = 1, first_upload: int = 0) -> None:

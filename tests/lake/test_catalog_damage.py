@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 import pytest
 
-from pipeline.cli import main
+from pipeline.cli.app import main
 from pipeline.errors import ExitCode
-from pipeline.lake.duckdb import open_read_only
+from pipeline.lake.catalog.duckdb import open_read_only
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger import Ledger
+from pipeline.lake.ledger.ledger import Ledger
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import told
 from tests.soaking import SOAKING

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.lake.catalog import update_rows
-from pipeline.lake.catalog_tables import CHANGED_FILES
+from pipeline.lake.catalog.catalog import update_rows
+from pipeline.lake.catalog.tables import CHANGED_FILES
 from schemas.tables import UPLOADS
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 from pipeline.errors import StorageError
 from pipeline.lake.integrity import check_parts_exist, find_unknown_files
 from pipeline.lake.lake import Lake
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import compact_all

@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 from pipeline.errors import LakeCorruptedError, ScanlakeError, StorageError
-from pipeline.lake.duckdb import (
+from pipeline.lake.catalog.duckdb import (
     classify_read_error,
     halve_memory,
     is_interrupt,

@@ -21,9 +21,9 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.lake import xlsx
-from pipeline.lake.export import run_export
 from pipeline.lake.lake import Lake
+from pipeline.query import xlsx
+from pipeline.query.export import run_export
 from schemas.tables import TABLES
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import told
@@ -259,7 +259,7 @@ def test_the_next_export_removes_what_a_killed_one_left(lake: Path, tmp_path: Pa
     """The folder of a killed export goes with the next one to its place; one that goes on, or a similar name, stays."""
     script = """
 import os, pathlib, sys
-from pipeline.lake.export import staging_path
+from pipeline.query.export import staging_path
 with staging_path(pathlib.Path(sys.argv[1])) as path:
     path.write_bytes(b"rows")
     print("written", flush=True)

@@ -11,15 +11,15 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.atomic_files import fsync_dir
 from pipeline.errors import LakeCorruptedError, LakeLockedError, SettingsError, StorageError
-from pipeline.lake import export
-from pipeline.lake.export import run_export
 from pipeline.lake.lake import Lake
-from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS
-from pipeline.lake.ledger_queries import RunRecord
+from pipeline.lake.ledger.folder import RESTORE_IN_PROGRESS
+from pipeline.lake.ledger.queries import RunRecord
+from pipeline.lake.storage.atomic_files import fsync_dir
 from pipeline.publish.restore import restore_backup
 from pipeline.publish.stores import open_location
+from pipeline.query import export
+from pipeline.query.export import run_export
 from tests.lake.corruption import checked, parts
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, facts, undeclared_parts

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 
 from pipeline.emulator import Emulator
 from pipeline.errors import LakeCorruptedError, ScanlakeError, StorageError
-from pipeline.lake.folder_checks import inspect_folder
+from pipeline.lake.catalog.folder_checks import inspect_folder
 from pipeline.lake.lake import Lake
-from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, FolderKind
-from pipeline.lake.layout import LakeLayout
-from pipeline.lake.ledger_format import APPLICATION_ID
-from pipeline.lake.request_log import open_request_log
+from pipeline.lake.ledger.folder import RESTORE_IN_PROGRESS, FolderKind
+from pipeline.lake.ledger.format import APPLICATION_ID
+from pipeline.lake.ledger.request_log import open_request_log
+from pipeline.lake.storage.layout import LakeLayout
 from tests.commands.cli_process import called, variables
 from tests.constants import set_run_constants
 from tests.lake.corruption import checked

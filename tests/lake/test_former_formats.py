@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import LakeCorruptedError
-from pipeline.lake.ledger_format import FORMAT
+from pipeline.lake.ledger.format import FORMAT
 from schemas.tables import DELETED, DELETED_FILES, TABLES
 from schemas.timestamps import from_datetime, parse_instant
 from tests.client.scripted_server import answer, scripted

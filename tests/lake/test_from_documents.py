@@ -10,9 +10,9 @@ from unittest.mock import patch
 import pytest
 
 from pipeline.emulator import Emulator, Quirks
+from pipeline.lake import repair
 from pipeline.lake.lake import Lake
-from pipeline.maintenance import repair
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from tests.lake.corruption import checked, flip, parts
 from tests.lake.history import differing_rows
 from tests.lake.operations import compact_all

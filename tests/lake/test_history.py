@@ -9,12 +9,12 @@ import duckdb
 import pytest
 
 from pipeline.errors import LakeCorruptedError
-from pipeline.lake import history
-from pipeline.lake.history import FILE_EVENTS, FILE_VERSIONS, select_events_sql, type_documents_sql
+from pipeline.lake.catalog import history
+from pipeline.lake.catalog.history import FILE_EVENTS, FILE_VERSIONS, select_events_sql, type_documents_sql
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger_queries import Commit
-from pipeline.lake.parts import RAW_TABLE
-from pipeline.settings import Settings
+from pipeline.lake.ledger.queries import Commit
+from pipeline.lake.storage.parts import RAW_TABLE
+from pipeline.settings.settings import Settings
 from schemas.file_versions import FileVersion
 from schemas.tables import FILES
 from schemas.value_types import BOOLEAN

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from pipeline.findings import Severity
-from pipeline.lake import compaction
+from pipeline.lake import compaction, repair
 from pipeline.lake.compaction import compact_if_due
 from pipeline.lake.lake import Lake
-from pipeline.maintenance import repair
-from pipeline.maintenance.rebuild import RebuildResult, rebuild
-from pipeline.settings import Settings
+from pipeline.lake.rebuild import RebuildResult, rebuild
+from pipeline.output.findings import Severity
+from pipeline.settings.settings import Settings
 from tests.findings import lines_of
 from tests.lake.corruption import checked, flip, parts
 from tests.lake.history import differing_rows

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pytest
 
-from pipeline.lake import duckdb as databases
+from pipeline.lake.catalog import duckdb as databases
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger import Ledger
+from pipeline.lake.ledger.ledger import Ledger
 from tests.lake.corruption import checked
 from tests.lake.lake_builder import AT, commit
 from tests.lake.test_crash import litter
@@ -146,7 +146,7 @@ def counted(steps: Steps) -> Iterator[None]:
         patch.setattr(fcntl, "ioctl", refuse)  # a shared copy has no half
         patch.setattr(Path, "rename", rename)
         patch.setattr(Ledger, "transaction", transaction)
-        patch.setattr("pipeline.lake.duckdb.open_instance", open_instance)
+        patch.setattr("pipeline.lake.catalog.duckdb.open_instance", open_instance)
         yield
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec.structs import replace
 
-from pipeline.atomic_files import lock_file
 from pipeline.errors import StorageError
 from pipeline.lake.lake import Lake
-from pipeline.lake.layout import LakeLayout, describe_lock_owner, has_writer, lock_lake, lock_lake_for_reading
-from pipeline.lake.ledger_queries import RunRecord
+from pipeline.lake.ledger.queries import RunRecord
+from pipeline.lake.storage.atomic_files import lock_file
+from pipeline.lake.storage.layout import LakeLayout, describe_lock_owner, has_writer, lock_lake, lock_lake_for_reading
 from schemas.timestamps import now_us
 from tests.lake.lake_builder import AT
 from tests.lake.operations import told

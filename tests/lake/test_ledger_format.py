@@ -13,12 +13,12 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from pipeline.cli import main
+from pipeline import __version__
+from pipeline.cli.app import main
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger import Ledger
-from pipeline.lake.ledger_format import FORMAT, create_tables, require_format
-from pipeline.version import __version__
+from pipeline.lake.ledger.format import FORMAT, create_tables, require_format
+from pipeline.lake.ledger.ledger import Ledger
 from schemas.tables import SCHEMA_VERSION
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import called

@@ -15,9 +15,9 @@ import pytest
 from pipeline.errors import LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.lake import compaction, ledger_rebuild
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger_queries import RunRecord
-from pipeline.maintenance.repair import repair_files
-from pipeline.settings import Settings
+from pipeline.lake.ledger.queries import RunRecord
+from pipeline.lake.repair import repair_files
+from pipeline.settings.settings import Settings
 from tests.lake import lake_builder
 from tests.lake.corruption import checked
 from tests.lake.history import differing_rows

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.atomic_files import pin_folder
 from pipeline.errors import ScanlakeError, StorageError, to_scanlake_error
-from pipeline.lake.export import staging_path
-from pipeline.lake.lake_folder import classify_folder, find_other_entry
-from pipeline.lake.layout import LakeLayout
+from pipeline.lake.ledger.folder import classify_folder, find_other_entry
+from pipeline.lake.storage.atomic_files import pin_folder
+from pipeline.lake.storage.layout import LakeLayout
+from pipeline.query.export import staging_path
 from pipeline.reports.folder import open_job_folder
 from tests.processes import NOBODY, why_not_as_nobody
 from tests.rows import every

@@ -18,12 +18,12 @@ from hypothesis import Phase, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pipeline.lake import duckdb as worker
+from pipeline.lake.catalog import duckdb as worker
 from pipeline.lake.compaction import run_compaction as compact
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger_queries import RunRecord
+from pipeline.lake.ledger.queries import RunRecord
 from pipeline.lake.rollback import clear_pause, plan_rollback, roll_back
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from schemas.tables import COMMIT_SEQ_COLUMN
 from tests.lake.lake_builder import AT, commit, counted
 from tests.lake.operations import compact_all, merge_all

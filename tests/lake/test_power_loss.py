@@ -16,7 +16,7 @@ import pytest
 from pipeline.lake.compaction import run_compaction as compact
 from pipeline.lake.lake import Lake
 from pipeline.lake.purge import purge
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from tests.lake.corruption import checked
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import compact_all

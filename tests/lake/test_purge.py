@@ -13,17 +13,17 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.atomic_files import damaged_name, temp_name
 from pipeline.errors import SettingsError, StorageError
-from pipeline.lake import ledger
-from pipeline.lake.image_store import ImageKind, ImageRecord, ImageState, iter_images, write_images
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger_queries import RunRecord
+from pipeline.lake.ledger import ledger
+from pipeline.lake.ledger.images import ImageKind, ImageRecord, ImageState, iter_images, write_images
+from pipeline.lake.ledger.queries import RunRecord
+from pipeline.lake.ledger.request_log import ReportBatch, ReportJob, ReportJobFile, RequestLog
 from pipeline.lake.purge import id_columns, purge
-from pipeline.lake.request_log import ReportBatch, ReportJob, ReportJobFile, RequestLog
+from pipeline.lake.rebuild import rebuild
+from pipeline.lake.repair import repair_files
 from pipeline.lake.rollback import plan_rollback, roll_back
-from pipeline.maintenance.rebuild import rebuild
-from pipeline.maintenance.repair import repair_files
+from pipeline.lake.storage.atomic_files import damaged_name, temp_name
 from pipeline.publish.mirror import MirrorOptions, mirror_lake
 from pipeline.publish.stores import LocalStore
 from pipeline.publish.target_checks import list_mirror, read_copies
@@ -118,7 +118,7 @@ def test_a_ledger_that_another_process_reads_is_not_called_erased(lake: Path, mo
 def test_parts_of_one_rebuild_keep_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files in several parts that a rebuild has written under one commit are purged together."""
     for name in ("_TASK_FILES", "_FILES_PER_PART"):
-        monkeypatch.setattr(f"pipeline.maintenance.rebuild.{name}", 1)
+        monkeypatch.setattr(f"pipeline.lake.rebuild.{name}", 1)
     lake = tmp_path / "lake"
     with Lake(lake, doing="test") as held:
         commit(held, {1: 1, 2: 1})

@@ -10,7 +10,7 @@ import duckdb
 from msgspec.structs import replace
 
 from pipeline.lake.lake import Lake
-from pipeline.lake.request_log import (
+from pipeline.lake.ledger.request_log import (
     FileConfirmation,
     OrderState,
     ReportBatch,

@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.flatten.flatten import flatten
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger import record_drift
-from pipeline.lake.ledger_queries import Commit
+from pipeline.lake.ledger.ledger import record_drift
+from pipeline.lake.ledger.queries import Commit
 from schemas.file_versions import FileVersion
 from tests.lake import lake_builder
 from tests.lake.lake_builder import AT, commit, insert_reject

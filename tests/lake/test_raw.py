@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.lake import compaction
-from pipeline.lake import duckdb as worker
+from pipeline.lake.catalog import duckdb as worker
 from pipeline.lake.compaction import find_expired_documents
 from pipeline.lake.lake import Lake
-from pipeline.lake.parts import RAW_TABLE
-from pipeline.maintenance.rebuild import rebuild
-from pipeline.settings import Settings
+from pipeline.lake.rebuild import rebuild
+from pipeline.lake.storage.parts import RAW_TABLE
+from pipeline.settings.settings import Settings
 from tests.lake.corruption import checked
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import compact_all

@@ -16,8 +16,8 @@ import pytest
 
 from pipeline.errors import LakeCorruptedError
 from pipeline.lake.lake import Lake
-from pipeline.lake.reader import open_all_catalogs
-from pipeline.settings import Settings
+from pipeline.query.reader import open_all_catalogs
+from pipeline.settings.settings import Settings
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import compact_all, told
 from tests.soaking import draw_seed

@@ -14,16 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import worker_process
-from pipeline.atomic_files import sha256_file
 from pipeline.errors import LakeCorruptedError, ScanlakeError
-from pipeline.findings import Severity
+from pipeline.lake import ray_tasks
+from pipeline.lake import rebuild as rebuild_module
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger import record_drift
-from pipeline.lake.ledger_queries import Commit
-from pipeline.maintenance import ray_tasks
-from pipeline.maintenance import rebuild as rebuild_module
-from pipeline.maintenance.rebuild import FlattenedRows, FlattenTask, RebuildResult, RunTasks, rebuild
+from pipeline.lake.ledger.ledger import record_drift
+from pipeline.lake.ledger.queries import Commit
+from pipeline.lake.rebuild import FlattenedRows, FlattenTask, RebuildResult, RunTasks, rebuild
+from pipeline.lake.storage.atomic_files import sha256_file
+from pipeline.output.findings import Severity
+from pipeline.processes import worker as worker_process
 from schemas import tables
 from schemas.file_versions import FileVersion
 from tests.findings import lines_of

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.lake.lake import Lake
-from pipeline.lake.layout import list_part_files, list_snapshots
 from pipeline.lake.retention import expire_snapshots, select_kept
-from pipeline.settings import Settings
+from pipeline.lake.storage.layout import list_part_files, list_snapshots
+from pipeline.settings.settings import Settings
 from schemas.timestamps import SECOND, from_datetime, to_datetime
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import merge_all, told

@@ -11,9 +11,9 @@ import pytest
 from pipeline.emulator import Emulator
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger_queries import RunRecord
+from pipeline.lake.ledger.queries import RunRecord
 from pipeline.lake.rollback import clear_pause, plan_rollback, roll_back
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from pipeline.sync.sync import TimeRange
 from pipeline.sync.verify import is_due
 from tests import oracle
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from pipeline.lake.ledger_queries import SnapshotRecord
+    from pipeline.lake.ledger.queries import SnapshotRecord
     from tests.lake.history import History
 
 FULL = TimeRange(full=True)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.atomic_files import sha256_file
-from pipeline.lake import parts
-from pipeline.lake.layout import LakeLayout
-from pipeline.lake.parts import RowBuffer
+from pipeline.lake.storage import parts
+from pipeline.lake.storage.atomic_files import sha256_file
+from pipeline.lake.storage.layout import LakeLayout
+from pipeline.lake.storage.parts import RowBuffer
 from schemas.tables import TABLES
 from tests.lake.lake_builder import rows
 
@@ -46,7 +46,7 @@ def test_rows_keep_their_order(
     buffer = RowBuffer(layout)
     sent = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.lake.parts._MAX_PENDING_BYTES", group_bytes)
+        patch.setattr("pipeline.lake.storage.parts._MAX_PENDING_BYTES", group_bytes)
         for seq, file_ids in enumerate(commits, 7):
             buffer.add(make_tables(file_ids, seq), run_id=RUN, seq=seq)
             sent += [(file_id, f"{seq}.{place}") for place, file_id in enumerate(file_ids)]

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
-from pipeline.lake.sizes import CONTENTS, LakeSize, read_size
-from pipeline.maintenance.rebuild import rebuild
+from pipeline.lake.ledger.sizes import CONTENTS, LakeSize, read_size
+from pipeline.lake.rebuild import rebuild
 from schemas.timestamps import DAY
 from tests.images.image_harness import scene
 from tests.lake.operations import told

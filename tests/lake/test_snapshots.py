@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
+from pipeline.lake.catalog.snapshots import diff_snapshots
 from pipeline.lake.lake import Lake
-from pipeline.lake.snapshots import diff_snapshots
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from schemas.timestamps import from_datetime
 from tests.lake.corruption import flip
 from tests.lake.history import differing_rows

@@ -8,7 +8,7 @@ import duckdb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.lake.sql import sql_comment, sql_identifier, sql_literal, sql_read_parquet
+from pipeline.lake.catalog.sql import sql_comment, sql_identifier, sql_literal, sql_read_parquet
 
 if TYPE_CHECKING:
     from pathlib import Path

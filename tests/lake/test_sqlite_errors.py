@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipeline.errors import LakeCorruptedError, StorageError
-from pipeline.lake.duckdb import read_database
+from pipeline.lake.catalog.duckdb import read_database
 from pipeline.lake.integrity import refuse_foreign_entries
 from pipeline.lake.lake import Lake
-from pipeline.lake.layout import LakeLayout
-from pipeline.lake.ledger import Ledger
-from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
-from pipeline.lake.reader import open_ledger_readonly
+from pipeline.lake.ledger.format import LedgerIdentity, identify_ledger
+from pipeline.lake.ledger.ledger import Ledger
+from pipeline.lake.storage.layout import LakeLayout
+from pipeline.query.reader import open_ledger_readonly
 from tests.lake.corruption import checked, exhausted_descriptors
 from tests.lake_copies import copy_lake
 from tests.rows import every

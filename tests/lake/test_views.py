@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pipeline.lake import catalog
+from pipeline.lake.catalog import catalog
+from pipeline.lake.catalog.sql import sql_identifier, sql_literal
+from pipeline.lake.catalog.views import FIXED_VIEWS, list_wide_views, wide_columns
 from pipeline.lake.lake import Lake
-from pipeline.lake.sql import sql_identifier, sql_literal
-from pipeline.lake.views import FIXED_VIEWS, list_wide_views, wide_columns
 from schemas.tables import TABLES
 from schemas.timestamps import to_datetime
 from tests.lake.lake_builder import AT, commit

@@ -13,7 +13,7 @@ from typing import Final
 
 from pipeline.lake.compaction import run_compaction
 from pipeline.lake.lake import Lake
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from tests.lake.lake_builder import commit
 from tests.lake.operations import compact_all
 

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from pipeline.config import load
 from pipeline.emulator import Emulator
 from pipeline.errors import SettingsError
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger_queries import RunRecord, VerificationRecord
-from pipeline.lake.mounts import name_record
-from pipeline.monitoring import after_run
-from pipeline.monitoring.after_run import ALERTED, report_killed_sync, report_run, send_alert
-from pipeline.monitoring.run_result import RunResult
-from pipeline.settings import Settings
-from pipeline.tokens import Secret
+from pipeline.lake.ledger.queries import RunRecord, VerificationRecord
+from pipeline.lake.storage.mounts import name_record
+from pipeline.processes.environment import Secret
+from pipeline.settings.layers import load
+from pipeline.settings.settings import Settings
+from pipeline.sync import after_run
+from pipeline.sync.after_run import ALERTED, report_killed_sync, report_run, send_alert
+from pipeline.sync.run_result import RunResult
 from schemas.timestamps import now_us
 from tests.constants import set_run_constants
 from tests.forked_process import fork_command

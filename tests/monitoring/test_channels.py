@@ -6,10 +6,10 @@ import json
 import socket
 from typing import TYPE_CHECKING
 
-from pipeline.findings import Finding, Severity
-from pipeline.monitoring.after_run import check_channels
-from pipeline.settings import Settings
-from pipeline.tokens import Secret
+from pipeline.output.findings import Finding, Severity
+from pipeline.processes.environment import Secret
+from pipeline.settings.settings import Settings
+from pipeline.sync.after_run import check_channels
 from tests.disks import mount, unmount
 from tests.lake.operations import called
 from tests.monitoring.monitoring_harness import Collector

@@ -15,9 +15,9 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from pipeline.cli import app
-from pipeline.config import NON_SETTING_VARIABLES, load, source_names
-from pipeline.settings import SETTINGS
+from pipeline.cli.app import app
+from pipeline.settings.layers import NON_SETTING_VARIABLES, load, source_names
+from pipeline.settings.settings import SETTINGS
 from tests.rows import every
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from pipeline.emulator import Emulator
-from pipeline.settings import SETTINGS
+from pipeline.settings.settings import SETTINGS
 from tests.conftest import ROOT
 from tests.processes import why_not_as_nobody
 
@@ -205,7 +205,7 @@ async def test_the_image_is_built_and_syncs() -> None:
 
 _RUN_EACH: Final = """
 import json, sys
-from pipeline.cli import main
+from pipeline.cli.app import main
 codes = []
 for arguments in json.loads(sys.argv[1]):
     try: main(arguments)

@@ -20,8 +20,8 @@ import pytest
 
 from pipeline.emulator import Emulator, ImageOptions
 from pipeline.errors import ExitCode
-from pipeline.lake.mounts import name_record
-from pipeline.monitoring.after_run import ALERTED
+from pipeline.lake.storage.mounts import name_record
+from pipeline.sync.after_run import ALERTED
 from tests.constants import set_constants
 from tests.disks import fill, mount, remount_readonly, unmount
 from tests.lake_copies import copy_lake
@@ -37,7 +37,7 @@ _CONSTANTS: Final = set_constants(
     {
         "pipeline.client.client.MAX_ATTEMPTS": 1,
         "pipeline.client.client._MAX_IMAGE_HOST_SILENCE_SECONDS": 0.1,
-        "pipeline.lake.image_store._KEEP_FREE_BYTES": 0,
+        "pipeline.lake.ledger.images._KEEP_FREE_BYTES": 0,
     }
 )
 _GOOD: Final = {ExitCode.OK, ExitCode.REJECTS}

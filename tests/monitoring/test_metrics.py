@@ -18,10 +18,10 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from pipeline.emulator import Emulator
-from pipeline.monitoring.after_run import report_run
-from pipeline.monitoring.metrics import METRICS, write_metrics
-from pipeline.monitoring.run_result import RunResult
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
+from pipeline.sync.after_run import report_run
+from pipeline.sync.metrics import METRICS, write_metrics
+from pipeline.sync.run_result import RunResult
 from tests.constants import set_run_constants
 from tests.lake.corruption import flip
 from tests.monitoring.monitoring_harness import Collector, parsed, scanlake

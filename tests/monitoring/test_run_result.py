@@ -15,7 +15,7 @@ from pipeline.errors import (
     SettingsError,
     to_scanlake_error,
 )
-from pipeline.monitoring.run_result import RunResult
+from pipeline.sync.run_result import RunResult
 from tests.rows import every
 
 

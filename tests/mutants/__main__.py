@@ -61,14 +61,20 @@ AREAS: Final = {
     "client": Area(("pipeline/client/protocol.py", "pipeline/client/calls.py"), ("tests/client", "tests/crawl")),
     "flatten": Area(("pipeline/flatten/*.py",), ("tests/flatten", "tests/schemas", "tests/sync", "tests/stateful")),
     "sync": Area(("pipeline/sync/*.py",), ("tests/sync", "tests/stateful", "tests/commands/test_plan.py")),
-    "ledger": Area(("pipeline/lake/ledger*.py",), ("tests/lake", "tests/sync", "tests/stateful")),
+    "ledger": Area(
+        (
+            "pipeline/lake/ledger/*.py",
+            "pipeline/lake/ledger_rebuild.py",
+        ),
+        ("tests/lake", "tests/sync", "tests/stateful"),
+    ),
     "project": Area(
         (
-            "pipeline/lake/catalog.py",
-            "pipeline/lake/catalog_tables.py",
-            "pipeline/lake/history.py",
-            "pipeline/lake/part_rows.py",
-            "pipeline/lake/parts.py",
+            "pipeline/lake/catalog/catalog.py",
+            "pipeline/lake/catalog/tables.py",
+            "pipeline/lake/catalog/history.py",
+            "pipeline/lake/catalog/part_rows.py",
+            "pipeline/lake/storage/parts.py",
         ),
         ("tests/lake", "tests/sync", "tests/stateful", "tests/images/test_stored_images.py"),
     ),

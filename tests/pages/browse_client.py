@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 from urllib.parse import urlsplit
 
-from pipeline.commands import serve
-from pipeline.context import CommandContext
+from pipeline.cli.commands import serve
+from pipeline.cli.context import CommandContext
 from pipeline.errors import ExitCode
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from tests.forked_process import fork_command
 from tests.soaking import unmeasured
 
@@ -99,7 +99,7 @@ def open_browse(lake: Path) -> Iterator[Visitor]:
             said.put(error)
 
     thread = threading.Thread(target=run)
-    with patch("pipeline.pages.site.STOP_SIGNALS", ()):  # they reach the main thread only
+    with patch("pipeline.query.site.STOP_SIGNALS", ()):  # they reach the main thread only
         thread.start()
         answer = said.get()
     if isinstance(answer, BaseException):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline.emulator import Emulator, Quirks
 from pipeline.errors import AuthenticationError
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger_queries import Commit
-from pipeline.lake.reader import open_catalog
-from pipeline.pages.dashboard import load_dashboard, render_dashboard
-from pipeline.progress import Progress
-from pipeline.settings import Settings
+from pipeline.lake.ledger.queries import Commit
+from pipeline.output.progress import Progress
+from pipeline.query.dashboard import load_dashboard, render_dashboard
+from pipeline.query.reader import open_catalog
+from pipeline.settings.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
 from schemas.file_versions import Reject
 from tests.lake.lake_builder import commit
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from pipeline.pages.dashboard import Dashboard, LedgerState
+    from pipeline.query.dashboard import Dashboard, LedgerState
 
 NOW: Final = datetime(2026, 11, 21, 7, tzinfo=UTC)
 POPULATED_FILES: Final = 122

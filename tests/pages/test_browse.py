@@ -12,8 +12,8 @@ import duckdb
 from yarl import URL
 
 from pipeline.lake.lake import Lake
-from pipeline.pages.browse import DOCUMENTED_QUERIES
-from pipeline.pages.catalog_access import describe_snapshot, read_query
+from pipeline.query.browse import DOCUMENTED_QUERIES
+from pipeline.query.catalog_access import describe_snapshot, read_query
 from tests.forked_process import forked_children
 from tests.lake.lake_builder import AT, commit
 from tests.pages.browse_client import Visitor, open_browse, table_rows
@@ -130,7 +130,7 @@ def test_the_pages_of_a_table_have_each_row_once(
     order = f"{sort} {'DESC' if desc else 'ASC'} NULLS LAST, {keys}" if sort else keys
     rows = asked(populated_lake.folder, f"SELECT {keys} FROM {table} ORDER BY {order}")
     shown: list[list[str]] = []
-    with patch("pipeline.pages.browse.ROWS_PER_PAGE", size := max(len(rows) // 3, 1)):
+    with patch("pipeline.query.browse.ROWS_PER_PAGE", size := max(len(rows) // 3, 1)):
         for page in range(1, -(-len(rows) // size) + 2):
             status, _, text = visitor.get(
                 f"/browse/table/{table}?{urlencode({'sort': sort, 'desc': desc, 'page': page})}"
@@ -151,7 +151,7 @@ def test_the_pages_of_a_table_have_each_row_once(
 
 def test_a_page_of_a_view_reads_its_files_alone(visitor: Visitor, populated_lake: PopulatedLake) -> None:
     """Of a view the values are computed for a page's files, not for all: a page takes as long in a large lake."""
-    with patch("pipeline.pages.browse.read_query", wraps=read_query) as queries:
+    with patch("pipeline.query.browse.read_query", wraps=read_query) as queries:
         visitor.get("/browse/table/file_summary?page=2")
     ((lowest, highest),) = asked(
         populated_lake.folder,

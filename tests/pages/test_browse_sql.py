@@ -16,11 +16,11 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import pytest
 
 from pipeline.errors import SettingsError
-from pipeline.formatting import format_csp_hash
-from pipeline.pages import site
-from pipeline.pages.browse import MAX_ROWS
-from pipeline.pages.catalog_access import CatalogAccess, read_query
-from pipeline.settings import Settings
+from pipeline.output.formatting import format_csp_hash
+from pipeline.query import site
+from pipeline.query.browse import MAX_ROWS
+from pipeline.query.catalog_access import CatalogAccess, read_query
+from pipeline.settings.settings import Settings
 from tests.conftest import ROOT
 from tests.constants import set_constants
 from tests.forked_process import forked_children
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pipeline.pages.catalog_access import BrowsePage
+    from pipeline.query.catalog_access import BrowsePage
     from tests.pages.conftest import PopulatedLake
 
 _ENDLESS: Final = "SELECT count(*) FROM range(1000000000000) AS one(x), range(1000) AS other(y) WHERE x % 7 = y"
 _UNINTERRUPTIBLE: Final = "SELECT levenshtein(repeat('a', 500000), repeat('b', 500000))"
-_STOP_SECONDS: Final = "pipeline.pages.catalog_access._STOP_SECONDS"
+_STOP_SECONDS: Final = "pipeline.query.catalog_access._STOP_SECONDS"
 _REPUBLISH: Final = (
     "import pathlib, sys; from tests.pages.page_lakes import republish; republish(pathlib.Path(sys.argv[1]))"
 )

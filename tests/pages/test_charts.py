@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import duckdb
 
-from pipeline.pages.catalog_access import QueryRows, read_rows
-from pipeline.pages.charts import KINDS, Chart, choose_chart, draw_chart
-from pipeline.templates.rendering import ENVIRONMENT
+from pipeline.output.templates.rendering import ENVIRONMENT
+from pipeline.query.catalog_access import QueryRows, read_rows
+from pipeline.query.charts import KINDS, Chart, choose_chart, draw_chart
 from tests.pages.page_lakes import HOSTILE, ParsedPage
 from tests.rows import every
 
 if TYPE_CHECKING:
-    from pipeline.pages.charts import Plot
+    from pipeline.query.charts import Plot
 
 _PAGE = '{% from "chart.html.jinja" import plots_of %}{{ plots_of(plots) }}'
 

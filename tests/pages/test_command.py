@@ -11,13 +11,13 @@ from unittest.mock import patch
 
 import pytest
 
-from pipeline.commands import serve
+from pipeline import __version__
+from pipeline.cli.commands import serve
 from pipeline.errors import ExitCode
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger_queries import RunRecord, VerificationRecord
-from pipeline.pages.catalog_access import CatalogAccess
-from pipeline.settings import Settings
-from pipeline.version import __version__
+from pipeline.lake.ledger.queries import RunRecord, VerificationRecord
+from pipeline.query.catalog_access import CatalogAccess
+from pipeline.settings.settings import Settings
 from schemas.timestamps import now_us
 from tests.forkserver import run_command
 from tests.pages.browse_client import start_browse
@@ -139,7 +139,7 @@ async def test_a_key_that_another_user_got_opens_nothing(small_lake: Path) -> No
 
 def test_the_port_of_http_need_not_be_named(visitor: Visitor) -> None:
     """A client leaves out port 80, and no other."""
-    with patch("pipeline.pages.site._HTTP_PORT", visitor.port):
+    with patch("pipeline.query.site._HTTP_PORT", visitor.port):
         codes = [
             visitor.call(Host=host)[0] for host in ("127.0.0.1", "localhost", f"localhost:{visitor.port}", "a", "")
         ]

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from pipeline.pages.browse import ROWS_PER_PAGE
+from pipeline.query.browse import ROWS_PER_PAGE
 from tests.pages.page_lakes import ParsedPage, asked
 from tests.processes import children_of
 from tests.rows import every

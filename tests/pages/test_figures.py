@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pipeline.emulator import Emulator
-from pipeline.formatting import format_bytes
 from pipeline.lake.lake import Lake
-from pipeline.pages.dashboard import LedgerState, render_dashboard
+from pipeline.output.formatting import format_bytes
+from pipeline.query.dashboard import LedgerState, render_dashboard
 from tests.lake.lake_builder import commit
 from tests.pages.page_lakes import NOW, POPULATED_FILES, ParsedPage, asked, build_lake, load_data, rows_of
 from tests.sync.sync_harness import synced
@@ -18,7 +18,7 @@ from tests.sync.sync_harness import synced
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipeline.pages.dashboard import Dashboard
+    from pipeline.query.dashboard import Dashboard
     from tests.pages.conftest import PopulatedLake
 
 

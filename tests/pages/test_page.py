@@ -14,10 +14,10 @@ import pytest
 from msgspec.structs import replace
 
 from pipeline.errors import LakeCorruptedError
-from pipeline.formatting import format_bytes, format_duration
-from pipeline.logs import register_secrets
-from pipeline.pages.dashboard import LedgerState, render_dashboard
-from pipeline.templates.rendering import ENVIRONMENT, is_web_address
+from pipeline.output.formatting import format_bytes, format_duration
+from pipeline.output.logs import register_secrets
+from pipeline.output.templates.rendering import ENVIRONMENT, is_web_address
+from pipeline.query.dashboard import LedgerState, render_dashboard
 from tests.lake_copies import copy_lake
 from tests.pages.page_lakes import HOSTILE, NOW, ParsedPage, asked, load_data, page_of
 from tests.rows import every
@@ -134,7 +134,7 @@ def test_sizes_and_spans() -> None:
 
 
 NAMES: Final = sorted(
-    path.name for path in files("pipeline.templates").iterdir() if path.name.endswith((".jinja", ".html"))
+    path.name for path in files("pipeline.output.templates").iterdir() if path.name.endswith((".jinja", ".html"))
 )
 POSITIONS: Final = ("<p>{{ text }}</p>", '<p title="{{ text }}"></p>', '<input value="{{ text | exact }}">',
                     "<p>{{ text | unredacted }}</p>", "<p>{{ text | visible | shorten(2000) }}</p>")  # fmt: skip
@@ -143,7 +143,7 @@ POSITIONS: Final = ("<p>{{ text }}</p>", '<p title="{{ text }}"></p>', '<input v
 @every("name", NAMES)
 def test_no_template_turns_escaping_off(name: str) -> None:
     """No filter marks a value as markup, no block turns escaping off, and every attribute with a value has quotes."""
-    text = files("pipeline.templates").joinpath(name).read_text(encoding="utf-8")
+    text = files("pipeline.output.templates").joinpath(name).read_text(encoding="utf-8")
     assert not re.search(r"\bsafe\b|autoescape|Markup", text)
     assert not re.search(r"\s[a-z-]+=\{\{", re.sub(r"\{%.*?%\}", "", text))
     assert not re.search(r"\bon[a-z]+=|javascript:|style=", text)
@@ -154,7 +154,7 @@ def test_no_template_turns_escaping_off(name: str) -> None:
 @every("name", NAMES)
 def test_every_box_has_a_name(name: str) -> None:
     """A reader of the screen names each box: a placeholder is no label."""
-    text = files("pipeline.templates").joinpath(name).read_text(encoding="utf-8")
+    text = files("pipeline.output.templates").joinpath(name).read_text(encoding="utf-8")
     boxes = re.findall(r"<(?:input|select) [^>]+>", text)
     assert [box for box in boxes if 'type="hidden"' not in box and "aria-label=" not in box] == []
 

@@ -17,16 +17,16 @@ from unittest import mock
 import duckdb
 import pyarrow.parquet as pq
 
-from pipeline import publish_after_run
-from pipeline.child_commands import ChildResult
+from pipeline.cli import followers
 from pipeline.emulator import Emulator, ImageOptions
 from pipeline.errors import ExitCode
 from pipeline.lake.lake import Lake
-from pipeline.lake.layout import LakeLayout
+from pipeline.lake.storage.layout import LakeLayout
+from pipeline.processes.children import ChildResult
 from pipeline.publish.iceberg_catalogs import connect_catalog
 from pipeline.publish.stores import open_store
 from pipeline.publish.target_checks import check_published
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from tests.findings import lines_of
 from tests.images.image_harness import Scene
 from tests.lake.operations import called, compact_all
@@ -235,7 +235,7 @@ def begun(pictured: PicturedLakes, folder: Path, url: str, rng: random.Random) -
             settings["PYICEBERG_CATALOG__SCANLAKE__URI"] = catalog["uri"]
     # The first files are those of the lakes that were made once.
     emulator = Emulator(12, seed=SEED, images=ImageOptions(duplicate_ratio=0.3, duplicate_pictures=3))
-    with asyncio.Runner() as runner, mock.patch("pipeline.lake.duckdb.sql_comment", return_value=""):
+    with asyncio.Runner() as runner, mock.patch("pipeline.lake.catalog.duckdb.sql_comment", return_value=""):
         runner.run(emulator.__aenter__())
         copy_lake(pictured.whole if has_images else pictured.bare, lake, emulator.base_url)
         yield Life(Scene(emulator, lake), runner, url, rng, mirror, tables, catalog, settings, has_images, backup)
@@ -249,7 +249,7 @@ def purged(lake: Path, *file_ids: int, **environment: str) -> Answer:
         answer = await asyncio.to_thread(called, lake, *options, *command, **environment)
         return ChildResult(answer.code, answer.out.encode(), (answer.lines or [""])[-1])
 
-    with mock.patch.object(publish_after_run, "run_maintenance", run_child):
+    with mock.patch.object(followers, "run_maintenance", run_child):
         return called(lake, "purge", *map(str, file_ids), "--yes", **environment)
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger_queries import RunRecord
+from pipeline.lake.ledger.queries import RunRecord
 from pipeline.lake.purge import purge
 from pipeline.lake.rollback import clear_pause, plan_rollback, roll_back
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from schemas.tables import TABLES
 from schemas.timestamps import now_us
 from tests.lake.lake_builder import AT, commit

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import duckdb
 
-from pipeline.atomic_files import sha256_file
 from pipeline.lake.lake import Lake
+from pipeline.lake.storage.atomic_files import sha256_file
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, mirror_lake
 from pipeline.publish.target import LatestRecord, read_latest
 from schemas.timestamps import now_us

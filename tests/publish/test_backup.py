@@ -11,10 +11,10 @@ from unittest import mock
 import pytest
 from msgspec.structs import replace
 
-from pipeline.atomic_files import sha256_file
 from pipeline.errors import PublishConflictError, PublishError
 from pipeline.lake.lake import Lake
 from pipeline.lake.purge import purge
+from pipeline.lake.storage.atomic_files import sha256_file
 from pipeline.publish import mirror
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, mirror_lake
 from pipeline.publish.restore import restore_backup

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.findings import Severity
+from pipeline.output.findings import Severity
 from pipeline.publish.restore import check_backup, restore_backup
 from pipeline.publish.target import CATALOG, LATEST
 from tests.images.image_harness import files_in

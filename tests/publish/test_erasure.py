@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 from unittest.mock import patch
 from urllib.request import Request, urlopen
 
-from pipeline.atomic_files import temp_name
 from pipeline.errors import ExitCode, LakeCorruptedError, PublishError
 from pipeline.lake.lake import Lake
+from pipeline.lake.storage.atomic_files import temp_name
 from pipeline.publish import iceberg_publish, mirror
 from pipeline.publish.iceberg import find_tables_location
 from pipeline.publish.image_objects import ImagesOnStore

@@ -14,9 +14,9 @@ from unittest.mock import patch
 import duckdb
 import pytest
 
-from pipeline.atomic_files import sha256_file
 from pipeline.lake.lake import Lake
-from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, RESTORE_MARK
+from pipeline.lake.ledger.folder import RESTORE_IN_PROGRESS, RESTORE_MARK
+from pipeline.lake.storage.atomic_files import sha256_file
 from pipeline.publish.stores import LocalStore
 from pipeline.publish.target import LATEST
 from tests.lake.lake_builder import commit

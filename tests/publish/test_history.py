@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pipeline.lake.layout import LakeLayout, list_snapshots
+from pipeline.lake.storage.layout import LakeLayout, list_snapshots
 from pipeline.publish import iceberg_format, iceberg_publish
 from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.stores import open_store

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.atomic_files import sha256_file
 from pipeline.lake.lake import Lake
+from pipeline.lake.storage.atomic_files import sha256_file
 from pipeline.publish.iceberg_catalogs import connect_catalog
 from tests.findings import printed_lines
 from tests.lake.operations import called, told

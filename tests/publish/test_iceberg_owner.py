@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.errors import ExitCode, LakeCorruptedError, PublishError, SettingsError
 from pipeline.lake.lake import Lake
-from pipeline.lake.layout import LakeLayout
+from pipeline.lake.storage.layout import LakeLayout
 from pipeline.publish import iceberg_format
 from pipeline.publish.iceberg_catalogs import connect_catalog, identify_catalog
 from pipeline.publish.iceberg_publish import publish_iceberg

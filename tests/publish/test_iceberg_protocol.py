@@ -21,7 +21,6 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import UnauthorizedError
 from requests import Response
 
-from pipeline.atomic_files import sha256_file
 from pipeline.errors import (
     ForeignObjectError,
     LakeCorruptedError,
@@ -30,14 +29,15 @@ from pipeline.errors import (
     ScanlakeError,
     SettingsError,
 )
-from pipeline.lake.layout import LakeLayout
+from pipeline.lake.storage.atomic_files import sha256_file
+from pipeline.lake.storage.layout import LakeLayout
 from pipeline.publish import iceberg, iceberg_publish
 from pipeline.publish.iceberg import list_iceberg_objects
 from pipeline.publish.iceberg_catalogs import POINTER, CatalogTables, connect_catalog
 from pipeline.publish.iceberg_format import StoreFileIO, read_files
 from pipeline.publish.iceberg_publish import list_table_files, publish_iceberg
 from pipeline.publish.target import SweepRule, to_target_path
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from tests.lake_copies import copy_lake
 from tests.publish.iceberg_reading import NAMES, connect_sql, load_tables, overtaken, reader
 from tests.publish.lake_history import FILES, LAKE_ID, Changes, History, list_differences

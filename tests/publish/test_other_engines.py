@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from pipeline.errors import PublishError
-from pipeline.findings import Severity
-from pipeline.lake.layout import LakeLayout
+from pipeline.lake.storage.layout import LakeLayout
+from pipeline.output.findings import Severity
 from pipeline.publish.iceberg_catalogs import connect_catalog
 from pipeline.publish.iceberg_check import check_tables
 from pipeline.publish.iceberg_format import FileChanges, read_files

@@ -12,8 +12,8 @@ import pytest
 
 from pipeline.emulator import Emulator, ImageOptions
 from pipeline.errors import ExitCode
-from pipeline.findings import Severity
 from pipeline.lake.lake import Lake
+from pipeline.output.findings import Severity
 from pipeline.publish.stores import open_store
 from tests.findings import printed_lines
 from tests.images.image_harness import Scene, files_in, rows_of

@@ -13,7 +13,6 @@ import pytest
 from msgspec.structs import replace
 from obstore.store import MemoryStore
 
-from pipeline.atomic_files import sha256_file
 from pipeline.errors import (
     ExitCode,
     ForeignObjectError,
@@ -23,6 +22,7 @@ from pipeline.errors import (
     SettingsError,
 )
 from pipeline.lake.lake import Lake
+from pipeline.lake.storage.atomic_files import sha256_file
 from pipeline.publish.mirror import MirrorOptions, mirror_lake
 from pipeline.publish.stores import CloudStore
 from pipeline.publish.target import CATALOG, LATEST, encode_record, to_target_path

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pipeline.processes.worker import WorkerProcess
 from pipeline.reports import pdf_reader
-from pipeline.worker_process import WorkerProcess
 from tests.commands.conftest import main
 from tests.lake_copies import copy_lake
 from tests.made_once import make_once

@@ -21,14 +21,14 @@ import pypdf
 from pipeline.client.calls import ClientOptions, TimeSource
 from pipeline.client.client import Client
 from pipeline.emulator import Emulator, Quirks, WorldPlan
-from pipeline.lake.layout import LakeLayout
-from pipeline.lake.reader import open_catalog
-from pipeline.lake.request_log import open_request_log
-from pipeline.progress import Progress
+from pipeline.lake.ledger.request_log import open_request_log
+from pipeline.lake.storage.layout import LakeLayout
+from pipeline.output.progress import Progress
+from pipeline.query.reader import open_catalog
 from pipeline.reports.job import JobResult, publish_if_unlocked, run_job
 from pipeline.reports.models import JobOptions
 from pipeline.reports.selection import Selection, select_files
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from tests.constants import set_constants
 from tests.lake_copies import copy_lake
 from tests.processes import Answer, started
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from pipeline.lake.request_log import ReportJobFile
+    from pipeline.lake.ledger.request_log import ReportJobFile
     from pipeline.reports.models import CatalogState
 
 EVERY_FILE: Final = Selection("where", sql="TRUE")
@@ -85,7 +85,7 @@ class Scene:
 
     async def command(self, *arguments: str) -> Answer:
         """Run a command in a thread of this process, which gets no signals there."""
-        with patch("pipeline.process.STOP_SIGNALS", ()):
+        with patch("pipeline.processes.event_loop.STOP_SIGNALS", ()):
             service = {"SCANLAKE_BASE_URL": self.emulator.base_url, "SCANLAKE_TOKEN": self.emulator.token}
             return await asyncio.to_thread(self.main, *arguments, **service, SCANLAKE_LAKE=str(self.lake))
 

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.errors import SettingsError
-from pipeline.lake.request_log import OrderState, ReportBatch, ReportJobFile, ReportOrderRecord
-from pipeline.progress import Progress, ReportProgress
+from pipeline.lake.ledger.request_log import OrderState, ReportBatch, ReportJobFile, ReportOrderRecord
+from pipeline.output.progress import Progress, ReportProgress
 from pipeline.reports.models import JobOptions
 from pipeline.reports.ordering import ReportRunState
 from pipeline.reports.selection import Selection, make_batches, name_pdf, read_ids

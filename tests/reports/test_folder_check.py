@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.findings import Severity
+from pipeline.output.findings import Severity
 from pipeline.reports.folder_check import read_folder_manifest
 from pipeline.reports.manifest import format_csv, format_workbook, render_page
 from pipeline.reports.pdf_reader import PdfReader, Unread

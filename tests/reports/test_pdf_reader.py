@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipeline.emulator import pdf
+from pipeline.processes.worker import WorkerEndedError
 from pipeline.reports import pdf_reader
 from pipeline.reports.pdf_reader import PdfReader, Unread
-from pipeline.worker_process import WorkerEndedError
 from tests.processes import children_of, ended
 from tests.reports.report_harness import encrypt, replace_file
 

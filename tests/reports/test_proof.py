@@ -16,7 +16,7 @@ from pipeline.client.client import Client
 from pipeline.client.protocol import NotFound
 from pipeline.emulator import Emulator
 from pipeline.errors import ExitCode, ProtocolError, ScanlakeError
-from pipeline.lake.request_log import FileConfirmation
+from pipeline.lake.ledger.request_log import FileConfirmation
 from pipeline.reports.confirmation import FileConfirmer
 from tests.findings import folder_problems
 from tests.reports.report_harness import (

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pipeline.errors import ExitCode, SettingsError, StorageError
-from pipeline.formatting import escape_control_characters
+from pipeline.output.formatting import escape_control_characters
+from pipeline.output.tables import escape_formula
 from pipeline.reports.folder import JobFolder
 from pipeline.reports.manifest import format_csv, format_workbook, read_sheet, render_page
 from pipeline.reports.models import Manifest, ManifestCounts, ManifestFile
 from pipeline.reports.signing import sign
-from pipeline.text_tables import escape_formula
 from tests.findings import folder_problems
 from tests.pages.page_lakes import ParsedPage
 from tests.reports.report_harness import (
@@ -275,7 +275,7 @@ def test_the_workbook_has_ids_as_text(finished_folder: Path) -> None:
 
 def test_without_xlsxwriter_there_is_no_workbook(finished_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra is optional: without it no workbook is written, and one that is there is not compared."""
-    monkeypatch.setattr("pipeline.lake.xlsx._LIBRARY", "no_such_library")
+    monkeypatch.setattr("pipeline.query.xlsx._LIBRARY", "no_such_library")
     manifest = Manifest.model_validate_json((finished_folder / "manifest.json").read_bytes())
     assert format_workbook(manifest.files) is None
     assert folder_problems(finished_folder) == []

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.atomic_files import temp_name
 from pipeline.errors import ExitCode, LakeLockedError, ProtocolError, SettingsError, StorageError
 from pipeline.lake.lake import Lake
+from pipeline.lake.storage.atomic_files import temp_name
 from pipeline.reports.folder import open_job_folder
 from schemas.timestamps import new_run_id
 from tests.reports.report_harness import (

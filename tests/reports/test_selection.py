@@ -8,9 +8,9 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import SettingsError
-from pipeline.lake.reader import open_catalog
+from pipeline.query.reader import open_catalog
 from pipeline.reports.selection import Selection, select_files, select_references
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from tests.reports.report_harness import FILES, SEED
 from tests.rows import every
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from pipeline.lake.request_log import ReportJobFile
+    from pipeline.lake.ledger.request_log import ReportJobFile
 
 _CLOSED: Final = "SELECT file_id FROM copy WHERE closed"
 _SHUFFLED: Final = "SELECT file_id, scan_code FROM files ORDER BY hash(file_id) DESC"

@@ -14,9 +14,9 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
-from pipeline.lake.layout import LakeLayout
-from pipeline.lake.request_log import open_request_log
-from pipeline.shares import ShareOutcome, ShareRun, build_requests
+from pipeline.lake.ledger.request_log import open_request_log
+from pipeline.lake.storage.layout import LakeLayout
+from pipeline.reports.shares import ShareOutcome, ShareRun, build_requests
 from schemas.timestamps import SECOND, now_us
 from tests.processes import ended, started_at
 from tests.reports.report_harness import quick_client

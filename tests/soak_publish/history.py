@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.config import load
 from pipeline.errors import PublishConflictError
-from pipeline.lake.layout import LakeLayout
+from pipeline.lake.storage.layout import LakeLayout
 from pipeline.publish.iceberg import read_catalog_properties
 from pipeline.publish.iceberg_catalogs import connect_catalog
 from pipeline.publish.iceberg_publish import publish_iceberg
+from pipeline.settings.layers import load
 from tests.publish.iceberg_reading import overtaken, reader
 from tests.publish.lake_history import LAKE_ID, History, list_differences, live_history
 

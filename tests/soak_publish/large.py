@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 import duckdb
 
-from pipeline.config import load
+from pipeline.settings.layers import load
 from tests.bench.iceberg import publish_changes
 from tests.bench.lake import CHANGED, UPLOADS
 from tests.publish.iceberg_reading import load_tables
 from tests.soak_publish.pinned import connect
 
 if TYPE_CHECKING:
-    from pipeline.settings import Settings
+    from pipeline.settings.settings import Settings
     from tests.bench.iceberg import Publish
 
 MAX_BYTES: Final = 200_000

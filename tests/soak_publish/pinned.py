@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Final
 
 import duckdb
 
-from pipeline.config import load
 from pipeline.lake.lake import Lake
-from pipeline.lake.layout import LakeLayout, list_snapshots
 from pipeline.lake.retention import expire_snapshots
+from pipeline.lake.storage.layout import LakeLayout, list_snapshots
 from pipeline.publish.iceberg import publish_iceberg_tables, read_catalog_properties
 from pipeline.publish.iceberg_catalogs import connect_catalog
-from pipeline.settings import Settings
+from pipeline.settings.layers import load
+from pipeline.settings.settings import Settings
 from tests.publish.iceberg_reading import load_tables, reader
 from tests.publish.lake_history import History, list_differences
 

@@ -24,11 +24,11 @@ from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from pipeline import atomic_files
 from pipeline.emulator import EDIT_KINDS, Emulator, WorldPlan
 from pipeline.errors import ProtocolError, ScanlakeError
-from pipeline.lake import catalog, parts
-from pipeline.lake.ledger import Ledger
+from pipeline.lake.catalog import catalog
+from pipeline.lake.ledger.ledger import Ledger
+from pipeline.lake.storage import atomic_files, parts
 from pipeline.sync.sync import TimeRange
 from pipeline.sync.verify import VerifyMode
 from tests.lake.fault_injection import ProcessKilled
@@ -109,7 +109,9 @@ class LakeMachine(RuleBasedStateMachine):
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the machine's loop."""
         # A comment takes a quarter of a millisecond, and there are six hundred.
-        with mock.patch("pipeline.lake.duckdb.sql_comment", return_value="") if self.publishes else unpublished():
+        with (
+            mock.patch("pipeline.lake.catalog.duckdb.sql_comment", return_value="") if self.publishes else unpublished()
+        ):
             return self.runner.run(work)
 
     def check_invariants(self, *arguments: Any, **options: Any) -> None:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.lake.lake import Lake
-from pipeline.progress import Progress
-from pipeline.settings import Settings
+from pipeline.output.progress import Progress
+from pipeline.settings.settings import Settings
 from pipeline.sync import batch_sink
 from pipeline.sync.batch_writer import BatchWriter
 from pipeline.sync.sync import TimeRange, sync

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 
-from pipeline.lake import catalog
-from pipeline.lake.catalog_tables import SUPERSEDED_VERSIONS, CatalogSpec, select_rows_sql, write_superseded_versions
+from pipeline.lake.catalog import catalog
+from pipeline.lake.catalog.tables import SUPERSEDED_VERSIONS, CatalogSpec, select_rows_sql, write_superseded_versions
+from pipeline.lake.catalog.views import PROGRESS, WORKFLOW_STEPS, WORKFLOWS
 from pipeline.lake.lake import Lake
-from pipeline.lake.layout import LakeLayout
-from pipeline.lake.ledger import Ledger
-from pipeline.lake.ledger_queries import SnapshotRecord
-from pipeline.lake.views import PROGRESS, WORKFLOW_STEPS, WORKFLOWS
-from pipeline.progress import Progress
-from pipeline.settings import Settings
+from pipeline.lake.ledger.ledger import Ledger
+from pipeline.lake.ledger.queries import SnapshotRecord
+from pipeline.lake.storage.layout import LakeLayout
+from pipeline.output.progress import Progress
+from pipeline.settings.settings import Settings
 from pipeline.sync.sync import SyncSummary, TimeRange, sync
 from pipeline.sync.verify import VerifyMode, VerifyResult, verify
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES

@@ -11,7 +11,7 @@ from pipeline.emulator import Emulator
 from pipeline.lake import compaction
 from pipeline.lake.compaction import PartGroup
 from pipeline.lake.lake import Lake
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from tests.lake.operations import compact_all
 from tests.sync.sync_harness import SEED, asked, check_equal, synced
 

@@ -17,7 +17,7 @@ from pipeline.errors import (
     SettingsError,
 )
 from pipeline.lake.lake import Lake
-from pipeline.progress import CrawlProgress, Progress
+from pipeline.output.progress import CrawlProgress, Progress
 from pipeline.sync import run
 from pipeline.sync.sync import TimeRange
 from schemas.timestamps import SECOND

@@ -13,8 +13,8 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import RunInterrupted
-from pipeline.process import run_async
-from pipeline.stop_signals import record_stop
+from pipeline.processes.event_loop import run_async
+from pipeline.processes.signals import record_stop
 from tests.soaking import sample, unmeasured
 
 if TYPE_CHECKING:

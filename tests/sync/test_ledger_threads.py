@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger import Ledger
-from pipeline.progress import Progress
-from pipeline.settings import Settings
+from pipeline.lake.ledger.ledger import Ledger
+from pipeline.output.progress import Progress
+from pipeline.settings.settings import Settings
 from pipeline.sync.sync import TimeRange, sync
 from pipeline.sync.verify import VerifyMode, verify
 from tests.constants import run_constants

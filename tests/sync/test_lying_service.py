@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from pipeline.emulator import Emulator
 from pipeline.errors import ProtocolError, SettingsError
 from pipeline.lake.lake import Lake
-from pipeline.maintenance.repair import check_lake
-from pipeline.settings import Settings
+from pipeline.lake.repair import check_lake
+from pipeline.settings.settings import Settings
 from pipeline.sync.sync import TimeRange
 from pipeline.sync.verify import VerifyMode
 from pipeline.sync.watermark import SETTLE_WITHOUT_DATE_SECONDS

@@ -9,10 +9,10 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import ScanlakeError, StorageError
-from pipeline.lake import part_rows
+from pipeline.lake.catalog import part_rows
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger import Ledger
-from pipeline.lake.parts import RowBuffer
+from pipeline.lake.ledger.ledger import Ledger
+from pipeline.lake.storage.parts import RowBuffer
 from pipeline.sync import batch_sink, batch_writer
 from pipeline.sync.batch_writer import BatchWriter
 from schemas.tables import TABLES
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pipeline.lake.ledger_queries import Commit
+    from pipeline.lake.ledger.queries import Commit
 
 
 class Worker:

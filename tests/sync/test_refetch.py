@@ -13,9 +13,9 @@ from pipeline.emulator import Emulator
 from pipeline.emulator.options import Quirks
 from pipeline.errors import StorageError
 from pipeline.lake.lake import Lake
-from pipeline.maintenance.repair import repair_files
-from pipeline.progress import Progress
-from pipeline.settings import Settings
+from pipeline.lake.repair import repair_files
+from pipeline.output.progress import Progress
+from pipeline.settings.settings import Settings
 from pipeline.sync.run import RunSession
 from pipeline.sync.sync import TimeRange, sync
 from tests.client.scripted_server import Asked, answer, scripted

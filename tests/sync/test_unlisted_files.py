@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from pipeline.cli.summaries import format_verification
 from pipeline.emulator import Emulator, WorldPlan, make_quirks
-from pipeline.run_summaries import format_verification
 from pipeline.sync.sync import TimeRange
 from pipeline.sync.verify import VerifyMode
 from tests.sync.sync_harness import SEED, asked, check_equal, count_files, synced, tampered, verified

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pipeline.cli.summaries import format_verification
 from pipeline.client.clock import ServiceClock
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.emulator import Emulator, Quirks, make_quirks
 from pipeline.errors import ProtocolError, SettingsError
-from pipeline.run_summaries import format_verification
 from pipeline.sync.verify import VerifyMode
 from schemas.timestamps import SECOND
 from tests.lake.lake_builder import insert_reject

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from pipeline.crawl.models import ListedWindow
 from pipeline.crawl.windows import ALL_TIME, Window
-from pipeline.settings import Settings
+from pipeline.settings.settings import Settings
 from pipeline.sync.watermark import (
     add_completed_windows,
     add_read_windows,
@@ -20,7 +20,7 @@ from schemas.timestamps import SECOND
 from tests.rows import every
 
 if TYPE_CHECKING:
-    from pipeline.lake.ledger_queries import LedgerQueries
+    from pipeline.lake.ledger.queries import LedgerQueries
 
 
 @every(

@@ -20,11 +20,11 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import ScanlakeError, StorageError
-from pipeline.lake.layout import LakeLayout
-from pipeline.logs import format_traceback
+from pipeline.lake.storage.layout import LakeLayout
+from pipeline.output.logs import format_traceback
+from pipeline.processes.worker import WorkerProcess, receive, send
 from pipeline.sync import batch_sink, batch_writer
 from pipeline.sync.batch_writer import BatchWriter, WriteRequest
-from pipeline.worker_process import WorkerProcess, receive, send
 from schemas.file_versions import FileVersion
 from schemas.tables import TABLES
 from tests.sync.sync_harness import SEED, check_equal, synced
@@ -108,7 +108,9 @@ async def test_a_bug_in_it_is_found(lake: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_signal_to_the_group_while_it_starts() -> None:
     """A stop signal that reaches the writing process before it listens does not end it: the run decides."""
-    code = "import os; os.kill(os.getpid(), 15); from pipeline import worker_process as w; w.serve(lambda asked: asked)"
+    code = (
+        "import os; os.kill(os.getpid(), 15); from pipeline.processes import worker as w; w.serve(lambda asked: asked)"
+    )
     process = WorkerProcess("writer", code)
     assert process.exchange("order") == "order"
     process.close()

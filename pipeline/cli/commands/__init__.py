@@ -1,0 +1,1 @@
+"""The commands, one file for each; `cli.app` finds them."""

@@ -1,0 +1,1 @@
+"""The catalog: the DuckDB file that readers open, made from the documents."""

@@ -1,0 +1,1 @@
+"""The ledger: the SQLite file that records which versions and files are current."""

@@ -1,0 +1,334 @@
+"""Paths of a lake's files and their names, and how the files are written and locked.
+
+There are safe names for texts, too, and those of a folder that is handed over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import time
+import unicodedata
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from pipeline.errors import LakeLockedError, StorageError
+from pipeline.lake.storage.atomic_files import (
+    PINNED,
+    READ_ONLY,
+    FileLockedError,
+    atomic_write,
+    fsync_dir,
+    is_temp_file,
+    lock_file,
+    pin_folder,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+_MAX_LOCK_RETRIES: Final = 10
+_LOCK_RETRY_SECONDS: Final = 0.02
+
+
+class LakeLayout(Struct, frozen=True):
+    """Paths of everything in a lake's folder. `root` is absolute."""
+
+    root: Path
+
+    @property
+    def catalog(self) -> Path:
+        """Path of the database that analysts open."""
+        return self.root / "catalog.duckdb"
+
+    @property
+    def ledger(self) -> Path:
+        """Path of the ledger, which only scanlake opens."""
+        return self.root / "ledger.sqlite"
+
+    @property
+    def lock(self) -> Path:
+        """Path of the file that a writing run locks."""
+        return self.root / "LOCK"
+
+    @property
+    def documents_dir(self) -> Path:
+        """Folder of the documents as received."""
+        return self.root / "documents"
+
+    @property
+    def spill_dir(self) -> Path:
+        """Folder of DuckDB's temporary files. A run that starts deletes them."""
+        return self.root / "spill"
+
+    def remove_spill(self) -> None:
+        """Delete the temporary files, as far as possible, and their folder if it is empty then."""
+        with suppress(OSError):
+            for path in self.spill_dir.iterdir():
+                if is_temp_file(path):
+                    shutil.rmtree(path, ignore_errors=True)
+                    path.unlink(missing_ok=True)
+            self.spill_dir.rmdir()
+
+    def table_dir(self, table: str) -> Path:
+        """Return the folder of a table's parts."""
+        return self.root / "tables" / table
+
+    def snapshot_path(self, number: int) -> Path:
+        """Return the path of a kept catalog."""
+        return self.root / "snapshots" / f"{number:06d}.duckdb"
+
+    def part_path(self, name: str) -> Path:
+        """Return the path of a part. The ledger names parts by their path below the lake's folder."""
+        return self.root / name
+
+    def part_name(self, path: Path) -> str:
+        """Return the name of the part, or of another file, at `path`."""
+        return path.relative_to(self.root).as_posix()
+
+    def folders(self, tables: Iterable[str]) -> list[Path]:
+        """Return the folders in the lake's folder."""
+        return [self.root / "tables", self.documents_dir, self.root / "snapshots", *map(self.table_dir, tables)]
+
+    def create_dirs(self, folders: Iterable[Path]) -> None:
+        """Create the missing folders durably, because a part is only as durable as its folder."""
+        missing = []
+        for folder in folders:
+            with translate_os_errors(folder):
+                if not folder.is_dir():
+                    try:
+                        with pin_folder(folder, below=self.root):
+                            missing.append(folder)
+                    except (FileExistsError, NotADirectoryError):
+                        hint = f"Move {folder} away, then run again."
+                        raise StorageError(f"{folder}: Not a folder.", hint=hint) from None
+        for parent in dict.fromkeys(folder.parent for folder in missing):
+            with translate_os_errors(parent):
+                fsync_dir(parent)
+
+
+@contextmanager
+def translate_os_errors(subject: Path) -> Iterator[None]:
+    """Turn an `OSError` in the block into a `StorageError` about `subject`."""
+    try:
+        yield
+    except OSError as error:
+        subject = subject.resolve() if str(subject).startswith(PINNED) else subject
+        raise StorageError.from_errno(str(subject), error.errno) from error
+
+
+@contextmanager
+def hold_lock(path: Path, problem: str) -> Iterator[int]:
+    """Hold the lock of a file and yield its descriptor. Raises `LakeLockedError` while another process holds it."""
+    with ExitStack() as stack:
+        with translate_os_errors(path):
+            try:
+                handle = stack.enter_context(lock_file(path))
+            except FileLockedError:
+                raise LakeLockedError(problem) from None
+        yield handle
+
+
+@contextmanager
+def write_read_only(target: Path) -> Iterator[Path]:
+    """Yield a temporary path; on success it replaces `target` durably and read-only. Raises `StorageError`."""
+    with translate_os_errors(target), atomic_write(target, mode=READ_ONLY) as temp:
+        yield temp
+
+
+@contextmanager
+def lock_lake(layout: LakeLayout, operation: str) -> Iterator[None]:
+    """Hold the lake's lock, or raise `LakeLockedError` that names the owner. The lock ends with its process."""
+    with _lock(layout) as handle:
+        with translate_os_errors(layout.lock):
+            since = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+            note = {"operation": operation, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, json.dumps(note).encode(), 0)
+        yield
+
+
+@contextmanager
+def lock_lake_for_reading(layout: LakeLayout) -> Iterator[None]:
+    """Keep writing runs away without writing. A folder without a lock, such as a copy, is not locked."""
+    if not os.path.lexists(layout.lock):
+        yield
+        return
+    with _lock(layout, read_only=True):
+        yield
+
+
+@contextmanager
+def _lock(layout: LakeLayout, *, read_only: bool = False) -> Iterator[int]:
+    if os.path.lexists(layout.lock) and not has_lock_note(layout):
+        # It is not moved out of the way: of two runs that do so, the second would move the lock of the first.
+        raise StorageError(f"{layout.lock}: Not a lock of scanlake.", hint=f"Move {layout.lock} away, then run again.")
+    with ExitStack() as stack:
+        with translate_os_errors(layout.lock):
+            try:
+                handle = _take_lock(stack, layout.lock, read_only=read_only)
+            except FileLockedError:
+                raise LakeLockedError(f"Another run holds the lake: {describe_lock_owner(layout)}.") from None
+        yield handle
+
+
+def _take_lock(stack: ExitStack, path: Path, *, read_only: bool) -> int:
+    """Lock a file until the end of the stack. `has_writer` may hold it for a moment, which makes no run fail."""
+    for _ in range(_MAX_LOCK_RETRIES):
+        with suppress(FileLockedError):
+            return stack.enter_context(lock_file(path, read_only=read_only))
+        time.sleep(_LOCK_RETRY_SECONDS)
+    return stack.enter_context(lock_file(path, read_only=read_only))
+
+
+def has_writer(layout: LakeLayout) -> bool:
+    """Return whether a process holds the lock for writing; without its file none does. Raises `StorageError`."""
+    with translate_os_errors(layout.lock):
+        try:
+            with lock_file(layout.lock, read_only=True):
+                return False
+        except FileNotFoundError:
+            return False
+        except FileLockedError:
+            return True
+
+
+def describe_lock_owner(layout: LakeLayout) -> str:
+    """Return the operation, process, host and start of the run that holds the lock, as it wrote them.
+
+    A process that reads writes nothing: the note is then of an earlier run.
+    """
+    if not has_writer(layout):
+        return "check, which reads"
+    note = _read_lock_note(layout)
+    if note is None:
+        return "a run that has just started"
+    return f"{note['operation']}, pid {note['pid']} on {note['host']} since {note['since']}"
+
+
+def has_lock_note(layout: LakeLayout) -> bool:
+    """Return whether the lock is a file of scanlake: the note of a run, or empty, as a killed run left it."""
+    if layout.lock.is_symlink() or not layout.lock.is_file():
+        return False
+    return not layout.lock.stat().st_size or _read_lock_note(layout) is not None
+
+
+def has_writer_since(layout: LakeLayout, started_at: int) -> bool:
+    """Return whether a run that started at `started_at` (microseconds) can still hold the lock for writing.
+
+    A process that only reads does not count, nor one that took the lock later. True for a run on another host, whose
+    lock cannot be seen, and without a lock file, as in a copy. Raises `StorageError`.
+    """
+    note = _read_lock_note(layout)
+    if not layout.lock.exists() or (note is not None and note["host"] != socket.gethostname()):
+        return True
+    if not has_writer(layout):
+        return False
+    try:
+        return note is None or datetime.fromisoformat(note["since"]).timestamp() * 1_000_000 <= started_at
+    except ValueError:
+        return True
+
+
+def _read_lock_note(layout: LakeLayout) -> dict[str, Any] | None:
+    try:
+        note: dict[str, Any] = json.loads(layout.lock.read_bytes())
+        return {name: note[name] for name in ("operation", "pid", "host", "since")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+_PART_FOLDER_RE: Final = re.compile(r"documents|tables/\w+", re.ASCII)
+_PART_NAME_RE: Final = re.compile(r"\d{12}-[0-9a-f]{6}(-\d{4})?\.parquet")
+_MAX_PART_BYTES: Final = 150  # of 255: a number, the extension and the name of a temporary file need room
+_MAX_PART_CHARACTERS: Final = 100
+_RESERVED_NAMES: Final = frozenset(  # of Windows, with every suffix
+    ["CON", "PRN", "AUX", "NUL", *(f"{name}{number}" for name in ("COM", "LPT") for number in "0123456789¹²³")]
+)
+_SNAPSHOT_NAME_RE: Final = re.compile(r"\d{6,}\.duckdb")
+IMAGES: Final = "images"
+"""Name of the folder in the lake."""
+INCOMING: Final = "incoming"
+"""Name of the folder in it where downloads arrive."""
+_IMAGE: Final = re.compile(rf"{IMAGES}/[0-9a-f]{{2}}/[0-9a-f]{{62}}\.[a-z0-9]+")
+COMPLETE: Final = re.compile(r"(-?\d{1,19})\.(-?\d{1,19})\.(image|thumbnail)\.([0-9a-f]{64})")
+"""A complete download: file, upload, kind and hash."""
+MANIFEST: Final = "manifest.csv"
+"""Name of the list of the files in a folder that is handed over."""
+SUMS: Final = "SHA256SUMS"
+"""Name of their checksums."""
+
+
+def list_files(layout: LakeLayout, *patterns: str) -> list[Path]:
+    """Return the files below the lake's folder that match a pattern."""
+    return [path for pattern in patterns for path in layout.root.glob(pattern)]
+
+
+def list_part_files(layout: LakeLayout) -> list[Path]:
+    """Return the files whose names are those of parts."""
+    return [path for path in list_files(layout, "tables/*/*", "documents/*") if is_part_name(path.name)]
+
+
+def is_part_name(name: str) -> bool:
+    """Return whether a file has the name of a part."""
+    return _PART_NAME_RE.fullmatch(name) is not None
+
+
+def is_part_path(path: str) -> bool:
+    """Return whether a path below the lake's folder is that of a part. No such path leads out of the folder."""
+    folder, _, name = path.rpartition("/")
+    return _PART_FOLDER_RE.fullmatch(folder) is not None and is_part_name(name)
+
+
+def list_snapshots(layout: LakeLayout) -> list[tuple[int, Path]]:
+    """Return the kept snapshots with their numbers, oldest first."""
+    files = [path for path in layout.root.glob("snapshots/*.duckdb") if _SNAPSHOT_NAME_RE.fullmatch(path.name)]
+    return sorted((int(path.stem), path) for path in files)
+
+
+def to_safe_part(text: str) -> str:
+    """Return the text as a part of a path that is valid on every system; empty if nothing is left.
+
+    Letters of any script stay. The part is short, not hidden, and no device of Windows.
+    """
+    composed = unicodedata.normalize("NFC", text)
+    name = "".join(char if unicodedata.category(char)[0] in "LMN" or char in "._-" else "_" for char in composed)
+    name = re.sub(r"\.{2,}", "_", re.sub("__+", "_", name))
+    name = name[:_MAX_PART_CHARACTERS].encode()[:_MAX_PART_BYTES].decode("utf-8", "ignore").strip(".- ")
+    return f"_{name}" if name.partition(".")[0].upper() in _RESERVED_NAMES else name
+
+
+def format_sums(sums: Mapping[str, str]) -> str:
+    """Return SHA256SUMS of files by name."""
+    return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(sums.items()))
+
+
+# Images
+
+
+def name_image(sha256: str, extension: str) -> str:
+    """Return the path of an image below the lake's folder."""
+    return f"{IMAGES}/{sha256[:2]}/{sha256[2:]}.{extension}"
+
+
+def is_image_folder(name: str) -> bool:
+    """Return whether a name in the folder of images is that of a folder of scanlake."""
+    return name == INCOMING or re.fullmatch("[0-9a-f]{2}", name) is not None
+
+
+def is_image_path(path: str) -> bool:
+    """Return whether a path below the lake's folder is that of an image. No such path leads out of the folder."""
+    return _IMAGE.fullmatch(path) is not None
+
+
+def is_strange_incoming(name: str) -> bool:
+    """Return whether a path below the lake's folder is where downloads arrive, but no complete download."""
+    folder, _, file = name.rpartition("/")
+    return folder == f"{IMAGES}/{INCOMING}" and COMPLETE.fullmatch(file) is None

@@ -1,1 +1,0 @@
-"""Maintenance of a lake without the service: repair and rebuild."""

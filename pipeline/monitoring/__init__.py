@@ -1,1 +1,0 @@
-"""Monitoring of runs: their results, metrics, alerts."""

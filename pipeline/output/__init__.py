@@ -1,0 +1,1 @@
+"""Text that a person reads: only here values become text, and secrets stop here."""

@@ -1,0 +1,1 @@
+"""Processes: signals, the event loop, workers, and other commands as children."""

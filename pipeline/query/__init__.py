@@ -1,0 +1,1 @@
+"""What people read of a lake: SQL, exports, and the pages of `serve`."""

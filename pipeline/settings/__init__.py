@@ -1,0 +1,1 @@
+"""Settings: names, types, defaults; from a file, the environment and options."""
