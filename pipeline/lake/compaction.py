@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger.ledger import Ledger
-    from pipeline.lake.ledger.queries import Part
-    from pipeline.lake.storage.layout import LakeLayout
+    from pipeline.lake.storage.layout import LakeLayout, Part
     from pipeline.settings.settings import Settings
     from schemas.tables import Table
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct, field
 
-from pipeline.errors import LakeCorruptedError, LakeLockedError, StorageError
+from pipeline.errors import LakeLockedError, StorageError
 from pipeline.lake.catalog.duckdb import (
     LARGE_MEMORY_LIMIT,
     MEMORY_LIMIT,
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
     from pipeline.lake.catalog.tables import CatalogSpec
     from pipeline.lake.ledger.ledger import Ledger
-    from pipeline.lake.ledger.queries import LakeProperties, LedgerQueries, Part, SnapshotRecord
-    from pipeline.lake.storage.layout import LakeLayout
+    from pipeline.lake.ledger.queries import LakeProperties, LedgerQueries, SnapshotRecord
+    from pipeline.lake.storage.layout import LakeLayout, Part
     from pipeline.output.findings import Finding
     from schemas.tables import Table
 
@@ -74,23 +74,6 @@ _TEMPORARY: Final = ".tmp"
 _REPAIR: Final = "renamed if it is there; the next `scanlake images` fetches it again"
 _NO_ROWS: Final = (0, None)
 """What `_sum_rows` returns for no rows."""
-
-
-def check_parts_exist(layout: LakeLayout, parts: Iterable[Part]) -> None:
-    """Raise `LakeCorruptedError` when a part is missing or has another size. Takes 3 us per part."""
-    root = str(layout.root)  # Path objects would double the time
-    with translate_os_errors(layout.root):
-        lost = [part.name for part in parts if _size(f"{root}/{part.name}") != part.bytes]
-    if lost:
-        more = f" (and {len(lost) - 1:,} more)" if len(lost) > 1 else ""
-        raise LakeCorruptedError(f"{lost[0]}{more} is missing or has another size.")
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size  # noqa: PTH116 - see `check_parts_exist`
-    except (FileNotFoundError, NotADirectoryError):
-        return -1
 
 
 def find_file_problem(path: Path, part: Part) -> str | None:

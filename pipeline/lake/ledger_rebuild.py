@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 
     from pipeline.flatten.flatten import FlattenResult
     from pipeline.lake.catalog.part_rows import RawCommit
-    from pipeline.lake.ledger.queries import Part
-    from pipeline.lake.storage.layout import LakeLayout
+    from pipeline.lake.storage.layout import LakeLayout, Part
     from pipeline.output.findings import Finding
 
 _BATCH_ROWS: Final = 1_000

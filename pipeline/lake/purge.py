@@ -27,7 +27,6 @@ from pipeline.lake.catalog.duckdb import open_worker_connection, read_database
 from pipeline.lake.catalog.part_rows import read_references
 from pipeline.lake.catalog.sql import sql_read_parquet
 from pipeline.lake.catalog.tables import PURGES, read_parts_sql
-from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.ledger.images import delete_images
 from pipeline.lake.ledger.ledger import insert_all, replace_parts, require_publish, set_properties
 from pipeline.lake.storage.layout import list_snapshots
@@ -36,6 +35,7 @@ from pipeline.lake.storage.parts import (
     RAW_TABLE,
     READ_BATCH_ROWS,
     check_part_intact,
+    check_parts_exist,
     merged_part_name,
     part_schema,
     write_batches,
@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger.ledger import Ledger
-    from pipeline.lake.ledger.queries import LakeProperties, Part
+    from pipeline.lake.ledger.queries import LakeProperties
+    from pipeline.lake.storage.layout import Part
 
 MAX_FILE_ID: Final = 2**63 - 1
 _TABLES_BY_FILE: Final = ("file_version", "superseded_version", "reject", "refetch_queue", "report_file")

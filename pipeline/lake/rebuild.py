@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger.ledger import Ledger
-    from pipeline.lake.ledger.queries import Part
+    from pipeline.lake.storage.layout import Part
 
 _TASK_FILES: Final = 2_000  # 0.2 seconds of work; a cluster needs some milliseconds for a task
 _TASK_BYTES: Final = 32 * 1024**2  # of documents, decoded; only a single batch can exceed it

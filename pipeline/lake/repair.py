@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pipeline.lake.lake import Lake
-    from pipeline.lake.ledger.queries import LakeProperties, LedgerQueries, Part
+    from pipeline.lake.ledger.queries import LakeProperties, LedgerQueries
+    from pipeline.lake.storage.layout import Part
     from pipeline.settings.settings import Settings
 
 _RAW_LOST_REASON: Final = "the document in documents/ was damaged; the next sync fetches the file again"

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger.ledger import Ledger
-    from pipeline.lake.ledger.queries import Part, RollbackPause, RunRecord, SnapshotRecord
+    from pipeline.lake.ledger.queries import RollbackPause, RunRecord, SnapshotRecord
+    from pipeline.lake.storage.layout import Part
 
 _PAIRS: Final = pa.schema([("file_id", pa.int64()), (COMMIT_SEQ_COLUMN, pa.int64())])
 _CHANGED: Final = "FROM file_version AS v LEFT JOIN temp.restored AS r ON r.file_id = v.file_id"

@@ -30,8 +30,8 @@ from pipeline.errors import PublishError, SettingsError
 from pipeline.lake.catalog.duckdb import open_instance, translate_duckdb_errors
 from pipeline.lake.catalog.snapshots import read_snapshot, require_snapshot
 from pipeline.lake.catalog.sql import sql_literal
-from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.storage.layout import list_snapshots
+from pipeline.lake.storage.parts import check_parts_exist
 from pipeline.publish.iceberg import IcebergResult
 from pipeline.publish.iceberg_catalogs import MAIN, LocationOwner, TableCommit, claim_locations
 from pipeline.publish.iceberg_format import (
@@ -76,8 +76,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.update import TableUpdate
 
     from pipeline.lake.catalog.snapshots import SnapshotContents
-    from pipeline.lake.ledger.queries import Part
-    from pipeline.lake.storage.layout import LakeLayout
+    from pipeline.lake.storage.layout import LakeLayout, Part
     from pipeline.publish.iceberg_catalogs import IcebergCatalog, TableState
     from pipeline.publish.iceberg_format import DeleteFile, StoreFileIO, TableFiles
     from pipeline.publish.object_store import ObjectStore, StoredObject

@@ -18,10 +18,10 @@ from msgspec.structs import replace
 from pipeline import __version__
 from pipeline.errors import LakeCorruptedError, ScanlakeError, SettingsError
 from pipeline.lake.catalog.catalog import is_as_published
-from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.ledger.folder import require_outside_lakes
 from pipeline.lake.storage.atomic_files import sha256_file, temp_name
 from pipeline.lake.storage.layout import is_image_path, translate_os_errors
+from pipeline.lake.storage.parts import check_parts_exist
 from pipeline.publish.image_objects import ImagesOnStore, compare_images, has_images_on, upload_images
 from pipeline.publish.object_store import Comparison, PendingUpload, create_object, replace_object, upload_all
 from pipeline.publish.stores import LocalStore

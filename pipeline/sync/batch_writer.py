@@ -24,7 +24,7 @@ from schemas.file_versions import version_digest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipeline.lake.ledger.queries import Part
+    from pipeline.lake.storage.layout import Part
     from schemas.file_versions import FileVersion, Reject
 
 _WRITER_THREADS: Final = 4

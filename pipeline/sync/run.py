@@ -29,9 +29,9 @@ from pipeline.errors import (
 )
 from pipeline.lake import retention
 from pipeline.lake.catalog.part_rows import read_documents
-from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.ledger.queries import RunRecord
 from pipeline.lake.rollback import check_not_paused
+from pipeline.lake.storage.parts import check_parts_exist
 from pipeline.output.formatting import pluralize
 from pipeline.output.logs import log
 from pipeline.sync.batch_sink import BatchSink

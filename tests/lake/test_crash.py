@@ -11,8 +11,9 @@ import duckdb
 import pytest
 
 from pipeline.errors import StorageError
-from pipeline.lake.integrity import check_parts_exist, find_unknown_files
+from pipeline.lake.integrity import find_unknown_files
 from pipeline.lake.lake import Lake
+from pipeline.lake.storage.parts import check_parts_exist
 from pipeline.settings.settings import Settings
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit

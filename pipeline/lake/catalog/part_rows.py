@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     import duckdb
 
     from pipeline.lake.ledger.ledger import Ledger
-    from pipeline.lake.ledger.queries import Part
-    from pipeline.lake.storage.layout import LakeLayout
+    from pipeline.lake.storage.layout import LakeLayout, Part
     from schemas.tables import Table
 
 VERSION_COLUMNS: Final = FileVersionRecord.__struct_fields__

@@ -19,7 +19,8 @@ from pipeline.errors import LakeCorruptedError
 from pipeline.lake.catalog.duckdb import create_table, write_comments
 from pipeline.lake.catalog.sql import sql_identifier, sql_read_parquet
 from pipeline.lake.ledger.images import iter_images
-from pipeline.lake.ledger.queries import KEPT_PROPERTIES, LakeProperties, Part, SnapshotRecord
+from pipeline.lake.ledger.queries import KEPT_PROPERTIES, LakeProperties, SnapshotRecord
+from pipeline.lake.storage.layout import Part
 from pipeline.lake.storage.parts import RAW_TABLE, part_schema
 from schemas import value_types
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES, find_reference

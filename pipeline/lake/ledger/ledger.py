@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from pipeline.lake.ledger.queries import Commit, FileVersionRecord, Part, VerificationRecord
+    from pipeline.lake.ledger.queries import Commit, FileVersionRecord, VerificationRecord
+    from pipeline.lake.storage.layout import Part
 
 _TIMEOUT_SECONDS: Final = 30.0  # for which SQLite waits for another process
 _PROPERTIES: Final = frozenset(LakeProperties.__struct_fields__)

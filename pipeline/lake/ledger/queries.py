@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.ledger.format import translate_sqlite_errors
+from pipeline.lake.storage.layout import Part
 
 if TYPE_CHECKING:
     import sqlite3
@@ -26,23 +27,6 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 Coverage = tuple[tuple[int | None, int | None], ...]
 """Disjoint spans of update time in whole seconds, from the first on; None is no bound."""
-
-
-class Part(Struct, frozen=True):
-    """A write-once Parquet file: its path below the lake's folder, its commits, its size and its hash."""
-
-    name: str
-    table_name: str
-    first_commit_seq: int
-    last_commit_seq: int
-    row_count: int
-    bytes: int
-    sha256: str
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """First and last commit."""
-        return self.first_commit_seq, self.last_commit_seq
 
 
 class RunRecord(Struct, frozen=True):

@@ -266,6 +266,23 @@ SUMS: Final = "SHA256SUMS"
 """Name of their checksums."""
 
 
+class Part(Struct, frozen=True):
+    """A write-once Parquet file: its path below the lake's folder, its commits, its size and its hash."""
+
+    name: str
+    table_name: str
+    first_commit_seq: int
+    last_commit_seq: int
+    row_count: int
+    bytes: int
+    sha256: str
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First and last commit."""
+        return self.first_commit_seq, self.last_commit_seq
+
+
 def list_files(layout: LakeLayout, *patterns: str) -> list[Path]:
     """Return the files below the lake's folder that match a pattern."""
     return [path for pattern in patterns for path in layout.root.glob(pattern)]
