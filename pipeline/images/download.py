@@ -23,17 +23,9 @@ from pipeline.crawl.details import detail_for_key
 from pipeline.errors import RunInterrupted, ScanlakeError, ServiceUnavailableError, StorageError
 from pipeline.images.image_writer import ImageSummary, ImageWriter
 from pipeline.images.work_list import LINK_KEYS, WorkCounts, WorkList
-from pipeline.lake.ledger.images import (
-    CompleteDownload,
-    ImageKey,
-    ImageRecord,
-    ImageState,
-    IncomingFile,
-    last_image_change,
-    read_totals,
-    remove_files,
-)
+from pipeline.lake.ledger.images import ImageRecord, ImageState, last_image_change, read_totals
 from pipeline.lake.ledger.queries import RunRecord
+from pipeline.lake.storage.images import CompleteDownload, ImageKey, IncomingFile, remove_files
 from pipeline.output.formatting import pluralize
 from pipeline.output.logs import log
 from pipeline.output.progress import ImageProgress, RateEstimator

@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 
 from pipeline.client.image_types import find_type
-from pipeline.lake.ledger.images import (
+from pipeline.lake.ledger.images import ImageRecord, ImageState, ImageTotals, write_images
+from pipeline.lake.storage.images import (
     CompleteDownload,
-    ImageRecord,
-    ImageState,
-    ImageTotals,
     add_images,
     incoming_folder,
     list_complete_downloads,
     remove_files,
     require_space,
-    write_images,
 )
 
 if TYPE_CHECKING:

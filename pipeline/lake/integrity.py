@@ -28,8 +28,9 @@ from pipeline.lake.catalog.duckdb import (
     read_database,
 )
 from pipeline.lake.catalog.tables import CATALOG_FORMAT, describe_format, read_spec, select_rows_sql
-from pipeline.lake.ledger.images import ImageRecord, ImageState, has_images, move_damaged, read_images_of, write_images
+from pipeline.lake.ledger.images import ImageRecord, ImageState, has_images, read_images_of, write_images
 from pipeline.lake.storage.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file, sha256_file
+from pipeline.lake.storage.images import move_damaged
 from pipeline.lake.storage.layout import (
     COMPLETE,
     IMAGES,

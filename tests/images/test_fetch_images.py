@@ -242,7 +242,7 @@ async def test_a_disk_that_takes_no_more_is_one_line(tmp_path: Path) -> None:
         assert called(here.lake, "check", "--read-data").code == ExitCode.OK
         one_by_one = {"pipeline.images.download._BATCH_SECONDS": 0, "pipeline.images.download._MAX_WRITES": 1}
         low_disk = await here.fetch(
-            **set_constants({"pipeline.lake.ledger.images._KEEP_FREE_BYTES": 10**18, **one_by_one})
+            **set_constants({"pipeline.lake.storage.images._KEEP_FREE_BYTES": 10**18, **one_by_one})
         )
         assert (low_disk.code, len(errors_of(low_disk))) == (ExitCode.STORAGE, 1)
         assert "images leave" in errors_of(low_disk)[0]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["small_disk"]
-_NO_RESERVE = set_constants({"pipeline.lake.ledger.images._KEEP_FREE_BYTES": 0})
+_NO_RESERVE = set_constants({"pipeline.lake.storage.images._KEEP_FREE_BYTES": 0})
 
 
 @pytest.mark.parametrize("room", sample((700_000, 20_000, 4_000_000), 1))

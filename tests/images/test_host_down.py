@@ -13,7 +13,8 @@ from pipeline.errors import ServiceUnavailableError
 from pipeline.images.download import ImageDownloader
 from pipeline.images.image_writer import ImageSummary
 from pipeline.images.work_list import WorkItem
-from pipeline.lake.ledger.images import CompleteDownload, ImageKey, ImageKind, ImageRecord, incoming_folder
+from pipeline.lake.ledger.images import ImageRecord
+from pipeline.lake.storage.images import CompleteDownload, ImageKey, ImageKind, incoming_folder
 from pipeline.lake.storage.layout import LakeLayout
 from pipeline.output.progress import Progress
 from pipeline.settings.settings import Settings

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from pipeline.images.image_writer import ImageSummary, ImageWriter
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger import images as image_store
-from pipeline.lake.ledger.images import ImageKey, ImageKind, IncomingFile
+from pipeline.lake.storage import images
+from pipeline.lake.storage.images import ImageKey, ImageKind, IncomingFile
 from tests.lake.powerloss import LEDGER, losses, recorded
 from tests.lake.test_power_loss import write
 
@@ -55,7 +55,7 @@ def _read_store(lake: Path) -> list[tuple[str, bytes]]:
 
 def test_every_stored_row_has_its_file_after_a_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a loss of power at any moment each row's file is there with its hash, and the next run repairs the rest."""
-    monkeypatch.setattr(image_store, "_KEEP_FREE_BYTES", 0)
+    monkeypatch.setattr(images, "_KEEP_FREE_BYTES", 0)
     lake = tmp_path / "lake"
     with recorded(lake) as log:
         _store_images(lake)

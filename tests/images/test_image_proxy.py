@@ -14,7 +14,7 @@ from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.image_client import DownloadedImage, ImageClient, RefusedImage
 from pipeline.emulator import Emulator, ImageOptions
 from pipeline.errors import ExitCode
-from pipeline.lake.ledger.images import IncomingFile
+from pipeline.lake.storage.images import IncomingFile
 from tests.client.test_proxy import CERTIFICATES, encrypted, proxied
 from tests.images.image_harness import Scene, require_whole
 from tests.processes import ended, executed

@@ -16,7 +16,7 @@ from pipeline.client.image_client import DownloadedImage, ImageClient, ImageDown
 from pipeline.client.image_types import ImageType, find_type
 from pipeline.client.protocol import Detail, NotFound, Response
 from pipeline.images.download import LinkRenewer, NoLink
-from pipeline.lake.ledger.images import ImageKey, ImageKind, IncomingFile
+from pipeline.lake.storage.images import ImageKey, ImageKind, IncomingFile
 from tests.client.scripted_server import Scripted, answer, scripted
 from tests.rows import every
 

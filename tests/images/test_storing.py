@@ -12,7 +12,7 @@ import pytest
 from pipeline.errors import StorageError
 from pipeline.images.image_writer import ImageSummary, ImageWriter
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger.images import CompleteDownload, ImageKey, ImageKind, IncomingFile
+from pipeline.lake.storage.images import CompleteDownload, ImageKey, ImageKind, IncomingFile
 from tests.images.image_harness import rows_of, states_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import pytest
 from pipeline.errors import SettingsError, StorageError
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import ledger
-from pipeline.lake.ledger.images import ImageKind, ImageRecord, ImageState, iter_images, write_images
+from pipeline.lake.ledger.images import ImageRecord, ImageState, iter_images, write_images
 from pipeline.lake.ledger.queries import RunRecord
 from pipeline.lake.ledger.request_log import ReportBatch, ReportJob, ReportJobFile, RequestLog
 from pipeline.lake.purge import id_columns, purge
@@ -24,6 +24,7 @@ from pipeline.lake.rebuild import rebuild
 from pipeline.lake.repair import repair_files
 from pipeline.lake.rollback import plan_rollback, roll_back
 from pipeline.lake.storage.atomic_files import damaged_name, temp_name
+from pipeline.lake.storage.images import ImageKind
 from pipeline.publish.mirror import MirrorOptions, mirror_lake
 from pipeline.publish.stores import LocalStore
 from pipeline.publish.target_checks import list_mirror, read_copies

@@ -37,7 +37,7 @@ _CONSTANTS: Final = set_constants(
     {
         "pipeline.client.client.MAX_ATTEMPTS": 1,
         "pipeline.client.client._MAX_IMAGE_HOST_SILENCE_SECONDS": 0.1,
-        "pipeline.lake.ledger.images._KEEP_FREE_BYTES": 0,
+        "pipeline.lake.storage.images._KEEP_FREE_BYTES": 0,
     }
 )
 _GOOD: Final = {ExitCode.OK, ExitCode.REJECTS}
