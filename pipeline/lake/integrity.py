@@ -8,8 +8,6 @@ them, and its rows are compared with those of the parts. Only `queue_images_agai
 from __future__ import annotations
 
 import os
-import stat
-from contextlib import suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,16 +27,15 @@ from pipeline.lake.catalog.duckdb import (
 )
 from pipeline.lake.catalog.tables import CATALOG_FORMAT, describe_format, read_spec, select_rows_sql
 from pipeline.lake.ledger.images import ImageRecord, ImageState, has_images, read_images_of, write_images
-from pipeline.lake.storage.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file, sha256_file
+from pipeline.lake.storage.atomic_files import is_temp_file, sha256_file
+from pipeline.lake.storage.foreign_entries import AUXILIARY_FILES
 from pipeline.lake.storage.images import move_damaged
 from pipeline.lake.storage.layout import (
     COMPLETE,
     IMAGES,
     INCOMING,
-    is_image_folder,
     is_image_path,
     is_strange_incoming,
-    list_part_files,
     list_snapshots,
     translate_os_errors,
 )
@@ -49,7 +46,7 @@ from pipeline.output.logs import log
 from schemas.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from pipeline.lake.catalog.tables import CatalogSpec
@@ -59,17 +56,6 @@ if TYPE_CHECKING:
     from pipeline.output.findings import Finding
     from schemas.tables import Table
 
-_LOG_BEGINS: Final = {
-    "-wal": (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83"),
-    "-journal": (b"\xd9\xd5\x05\xf9",),
-}
-"""How SQLite's logs begin: https://www.sqlite.org/fileformat.html. It has no locks on them."""
-_INDEX_STEP_BYTES: Final = 4_096  # by which SQLite makes an index longer
-_MAX_CUT_BYTES: Final = 3  # of an index that SQLite is about to write again
-_AUXILIARY_FILES: Final = (
-    *("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal", "catalog.duckdb.wal"),
-    "SHARES.LOCK",  # of share jobs
-)
 _HEX: Final = "0123456789abcdef"
 _TEMPORARY: Final = ".tmp"
 _REPAIR: Final = "renamed if it is there; the next `scanlake images` fetches it again"
@@ -95,47 +81,6 @@ def find_file_problem(path: Path, part: Part) -> str | None:
     return None if row_count == part.row_count else f"{pluralize(row_count, 'row')}, not {part.row_count:,}"
 
 
-def refuse_foreign_entries(layout: LakeLayout) -> None:
-    """Raise `StorageError` if a name of the lake's files or folders has been taken by something of others.
-
-    Links count, because a run would write to where they lead: also one that leads to a file of the right kind.
-    """
-    databases = [layout.catalog, layout.ledger, *(path for _, path in list_snapshots(layout))]
-    files = [path.with_name(path.name + suffix) for path in databases for suffix in ("", *DATABASE_LOG_SUFFIXES)]
-    files += [layout.root / name for name in _AUXILIARY_FILES]
-    files += [path for path in list_part_files(layout) if not path.is_symlink()]  # which is damage, and is repaired
-    folders = [layout.spill_dir, *layout.folders(table.name for table in TABLES), layout.root / IMAGES]
-    with translate_os_errors(layout.root):
-        folders += [path for path in layout.root.glob(f"{IMAGES}/*") if is_image_folder(path.name)]
-        wrong = [(path, "Not a regular file") for path in files if _has_other_kind(path, stat.S_ISREG)]
-        wrong += [(path, "Not a folder") for path in folders if _has_other_kind(path, stat.S_ISDIR)]
-        wrong += [(path, "Not of scanlake") for path in _list_foreign_logs(layout.ledger)]
-    for path, problem in wrong:
-        raise StorageError(f"{path}: {problem}.", hint=f"Move {path} away, then run again.")
-
-
-def _has_other_kind(path: Path, is_kind: Callable[[int], bool]) -> bool:
-    """Return whether there is something else at `path`. A link to the right kind is something else, too."""
-    try:
-        return not is_kind(path.lstat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-
-
-def _list_foreign_logs(ledger: Path) -> Iterator[Path]:
-    """Yield the files with the names of SQLite's logs that SQLite has not written: it would overwrite them."""
-    for suffix, begins in _LOG_BEGINS.items():
-        path = ledger.with_name(ledger.name + suffix)
-        if path.is_file():
-            with path.open("rb") as file:
-                if (begin := file.read(4)).strip(b"\0") and begin not in begins:
-                    yield path
-    index = ledger.with_name(f"{ledger.name}-shm")  # which is not opened, because SQLite's locks are on it
-    with suppress(FileNotFoundError):
-        if (size := index.stat().st_size) % _INDEX_STEP_BYTES and size > _MAX_CUT_BYTES:
-            yield index
-
-
 # Unknown files
 
 
@@ -143,7 +88,7 @@ def find_unknown_files(layout: LakeLayout, ledger: LedgerQueries) -> list[str]:
     """Return the files in the lake's folder that scanlake did not write. They are never changed."""
     own = [layout.catalog, layout.ledger, layout.lock]
     own += [path for _, path in list_snapshots(layout)]
-    known = ledger.part_names() | set(map(layout.part_name, own)) | set(_AUXILIARY_FILES)
+    known = ledger.part_names() | set(map(layout.part_name, own)) | set(AUXILIARY_FILES)
     paths = set()
     for folder, _, names in os.walk(layout.root):
         prefix = os.path.relpath(folder, layout.root).replace(os.sep, "/")

@@ -15,13 +15,13 @@ from pipeline.lake.catalog import catalog
 from pipeline.lake.catalog.folder_checks import require_lake_or_empty
 from pipeline.lake.catalog.part_rows import read_references, write_pending_rows
 from pipeline.lake.catalog.tables import CatalogSpec
-from pipeline.lake.integrity import refuse_foreign_entries
 from pipeline.lake.ledger.folder import RESTORE_IN_PROGRESS, FolderKind, has_restore_mark
 from pipeline.lake.ledger.format import REBUILD_HINT, describe_ledger, identify_ledger
 from pipeline.lake.ledger.ledger import Ledger, integrity_problem
 from pipeline.lake.ledger_rebuild import list_documents, rebuild_ledger
 from pipeline.lake.storage import parts
 from pipeline.lake.storage.atomic_files import fsync_dir
+from pipeline.lake.storage.foreign_entries import refuse_foreign_entries
 from pipeline.lake.storage.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.storage.parts import check_parts_exist
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, SCHEMA_VERSION, TABLES

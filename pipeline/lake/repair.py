@@ -33,6 +33,7 @@ from pipeline.lake.ledger.folder import FolderKind, missing_lake_error
 from pipeline.lake.ledger.format import REBUILD_HINT
 from pipeline.lake.ledger.queries import RunRecord
 from pipeline.lake.rebuild import rebuild
+from pipeline.lake.storage import foreign_entries
 from pipeline.lake.storage.atomic_files import is_damaged_copy
 from pipeline.lake.storage.layout import (
     LakeLayout,
@@ -100,7 +101,7 @@ def check_files(layout: LakeLayout, *, read_data: bool = False) -> LakeCheck:
     with lock_lake_for_reading(layout), open_ledger_readonly(layout) as ledger:
         if (problem := ledger.quick_check()) != "ok":
             raise LakeCorruptedError(f"{layout.ledger}: {problem}.", hint=REBUILD_HINT)
-        integrity.refuse_foreign_entries(layout)
+        foreign_entries.refuse_foreign_entries(layout)
         refuse_other_databases(layout, ledger)
         return _check(layout, ledger, (), None, read_data=read_data)
 

@@ -11,10 +11,10 @@ import pytest
 
 from pipeline.errors import LakeCorruptedError, StorageError
 from pipeline.lake.catalog.duckdb import read_database
-from pipeline.lake.integrity import refuse_foreign_entries
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger.format import LedgerIdentity, identify_ledger
 from pipeline.lake.ledger.ledger import Ledger
+from pipeline.lake.storage.foreign_entries import refuse_foreign_entries
 from pipeline.lake.storage.layout import LakeLayout
 from pipeline.query.reader import open_ledger_readonly
 from tests.lake.corruption import checked, exhausted_descriptors

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from msgspec import Struct
 from msgspec.structs import asdict, astuple, replace
 
-from pipeline.lake.integrity import refuse_foreign_entries
 from pipeline.lake.ledger.ledger import Ledger, insert, insert_all
+from pipeline.lake.storage.foreign_entries import refuse_foreign_entries
 from schemas.timestamps import is_same_instant
 
 if TYPE_CHECKING:
