@@ -3,10 +3,10 @@
 from pipeline.cli.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.lake.ledger.queries import PublishRecord
+from pipeline.lake.ledger.readonly import read_live_state
 from pipeline.processes.children import run_maintenance
 from pipeline.processes.event_loop import run_async
 from pipeline.publish.outcome import PublishOutcome
-from pipeline.query.reader import read_live_state
 from pipeline.settings.settings import Settings
 
 

@@ -25,12 +25,13 @@ from pipeline.images.image_writer import ImageSummary, ImageWriter
 from pipeline.images.work_list import LINK_KEYS, WorkCounts, WorkList
 from pipeline.lake.ledger.images import ImageRecord, ImageState, last_image_change, read_totals
 from pipeline.lake.ledger.queries import RunRecord
+from pipeline.lake.ledger.readonly import IMAGES_COMMAND
 from pipeline.lake.storage.images import CompleteDownload, ImageKey, IncomingFile, remove_files
 from pipeline.output.formatting import pluralize
 from pipeline.output.logs import log
 from pipeline.output.progress import ImageProgress, RateEstimator
 from pipeline.processes.event_loop import run_async
-from pipeline.query.reader import IMAGES_COMMAND, limit_address_space, open_catalog
+from pipeline.query.reader import limit_address_space, open_catalog
 from schemas.json_decode import InvalidJsonError, decode_json
 from schemas.timestamps import new_run_id, now_us
 from schemas.value_types import ID

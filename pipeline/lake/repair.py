@@ -32,6 +32,7 @@ from pipeline.lake.integrity import find_damaged_catalogs
 from pipeline.lake.ledger.folder import FolderKind, missing_lake_error
 from pipeline.lake.ledger.format import REBUILD_HINT
 from pipeline.lake.ledger.queries import RunRecord
+from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.rebuild import rebuild
 from pipeline.lake.storage import foreign_entries
 from pipeline.lake.storage.atomic_files import is_damaged_copy
@@ -46,7 +47,6 @@ from pipeline.lake.storage.layout import (
 from pipeline.lake.storage.parts import RAW_TABLE
 from pipeline.output.findings import Finding, Severity, damage, error, from_error, ok, skipped, warning
 from pipeline.output.formatting import format_bytes, format_path, pluralize
-from pipeline.query.reader import open_ledger_readonly
 from schemas.tables import COMMIT_SEQ_COLUMN
 from schemas.timestamps import DAY, SECOND, new_run_id, now_us, to_datetime
 

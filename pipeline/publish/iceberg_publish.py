@@ -30,6 +30,7 @@ from pipeline.errors import PublishError, SettingsError
 from pipeline.lake.catalog.duckdb import open_instance, translate_duckdb_errors
 from pipeline.lake.catalog.snapshots import read_snapshot, require_snapshot
 from pipeline.lake.catalog.sql import sql_literal
+from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.storage.layout import list_snapshots
 from pipeline.lake.storage.parts import check_parts_exist
 from pipeline.publish.iceberg import IcebergResult
@@ -62,7 +63,6 @@ from pipeline.publish.target import (
     require_own_snapshot,
     to_target_path,
 )
-from pipeline.query.reader import open_ledger_readonly
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FILES, SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:

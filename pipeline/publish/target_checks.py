@@ -15,6 +15,7 @@ from msgspec import Struct
 from pipeline.errors import LakeCorruptedError, MissingBucketError, PublishError, ScanlakeError, SettingsError
 from pipeline.lake.catalog.duckdb import read_database
 from pipeline.lake.catalog.tables import read_parts
+from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.purge import read_ids_in_catalog, read_ids_in_ledger, read_ids_in_part
 from pipeline.lake.storage.atomic_files import sha256_file
 from pipeline.lake.storage.layout import lock_lake_for_reading
@@ -34,7 +35,6 @@ from pipeline.publish.target import (
     to_ledger_path,
     to_target_path,
 )
-from pipeline.query.reader import open_ledger_readonly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -15,6 +15,7 @@ from msgspec import Struct
 from yarl import URL
 
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
+from pipeline.lake.ledger.readonly import KILLED, open_ledger_readonly, read_live_state
 from pipeline.lake.ledger.sizes import LakeSize, measure_lake
 from pipeline.lake.storage.layout import LakeLayout
 from pipeline.lake.storage.mounts import find_lost_mount, name_record, write_record
@@ -22,7 +23,6 @@ from pipeline.output.findings import Finding, from_error, ok, warning
 from pipeline.output.logs import log, to_one_line
 from pipeline.output.progress import CrawlProgress
 from pipeline.processes.event_loop import run_async
-from pipeline.query.reader import KILLED, open_ledger_readonly, read_live_state
 from pipeline.sync.metrics import require_metrics_file, write_metrics
 from pipeline.sync.run_result import SYNC, RunResult, is_failure
 from schemas.timestamps import format_instant, to_datetime

@@ -21,8 +21,8 @@ from pipeline.client.protocol import Detail
 from pipeline.crawl.windows import ALL_TIME, Window, uncovered_windows
 from pipeline.lake.catalog.folder_checks import require_lake, require_lake_or_empty
 from pipeline.lake.ledger.folder import FolderKind
+from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.storage.layout import LakeLayout
-from pipeline.query.reader import open_ledger_readonly
 from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.verify import is_due
 from pipeline.sync.watermark import coverage_before_lookback

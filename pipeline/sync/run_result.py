@@ -15,7 +15,7 @@ from pipeline.output.logs import to_one_line
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipeline.query.reader import LiveState
+    from pipeline.lake.ledger.readonly import LiveState
 
 SYNC: Final = "sync"
 """The command whose runs are counted."""

@@ -14,9 +14,9 @@ from pipeline.lake.catalog.duckdb import read_database
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger.format import LedgerIdentity, identify_ledger
 from pipeline.lake.ledger.ledger import Ledger
+from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.storage.foreign_entries import refuse_foreign_entries
 from pipeline.lake.storage.layout import LakeLayout
-from pipeline.query.reader import open_ledger_readonly
 from tests.lake.corruption import checked, exhausted_descriptors
 from tests.lake_copies import copy_lake
 from tests.rows import every

@@ -17,8 +17,8 @@ import pytest
 from pipeline.emulator import Emulator, WorldPlan, make_quirks
 from pipeline.emulator.documents import ALL_INCLUDES
 from pipeline.errors import ScanlakeError
+from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.storage.layout import LakeLayout
-from pipeline.query.reader import open_ledger_readonly
 from pipeline.sync.sync import SyncSummary, TimeRange
 from pipeline.sync.verify import VerifyMode, VerifyResult
 from schemas.timestamps import SECOND

@@ -15,6 +15,7 @@ from pipeline.cli.followers import publish_in_subprocess
 from pipeline.cli.writable_lake import open_writable_lake
 from pipeline.errors import ExitCode, ScanlakeError, StorageError, to_scanlake_error
 from pipeline.lake.lake import Lake
+from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.purge import MAX_FILE_ID, OutsideCopy, PurgePlan, PurgeResult, id_columns, plan_purge, purge
 from pipeline.lake.storage.layout import LakeLayout
 from pipeline.output.formatting import pluralize
@@ -31,7 +32,6 @@ from pipeline.publish.target_checks import (
     name_tables,
     read_copies,
 )
-from pipeline.query.reader import open_ledger_readonly
 from pipeline.settings.settings import Settings
 from schemas.timestamps import now_us, to_datetime
 

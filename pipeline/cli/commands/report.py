@@ -15,11 +15,12 @@ from pipeline.client.client import create_client
 from pipeline.errors import ExitCode, SettingsError, refuse_unreadable
 from pipeline.lake.catalog.folder_checks import require_lake
 from pipeline.lake.ledger.folder import require_outside_lakes
+from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.ledger.request_log import ReportJobFile, open_request_log
 from pipeline.output.formatting import format_bytes, pluralize
 from pipeline.output.logs import to_one_line
 from pipeline.processes.event_loop import run_async
-from pipeline.query.reader import open_catalog, open_ledger_readonly, run_interruptibly, warn_if_incomplete
+from pipeline.query.reader import open_catalog, run_interruptibly, warn_if_incomplete
 from pipeline.reports.job import JobResult, publish_if_unlocked, run_job
 from pipeline.reports.manifest import describe_reading
 from pipeline.reports.models import CatalogState, JobOptions, Manifest, ManifestFile

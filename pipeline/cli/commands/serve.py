@@ -17,12 +17,13 @@ from pipeline.cli.options import Excludes
 from pipeline.errors import ExitCode, StorageError
 from pipeline.lake.ledger.folder import require_own_file
 from pipeline.lake.ledger.queries import RunRecord
+from pipeline.lake.ledger.readonly import IMAGES_COMMAND, LiveState, read_live_state
 from pipeline.lake.ledger.sizes import read_size
 from pipeline.lake.storage.atomic_files import write_file
 from pipeline.publish.outcome import PublishOutcome
 from pipeline.query.catalog_access import CatalogAccess
 from pipeline.query.dashboard import LedgerState, load_dashboard, render_dashboard
-from pipeline.query.reader import IMAGES_COMMAND, LiveState, read_live_state, run_interruptibly
+from pipeline.query.reader import run_interruptibly
 from pipeline.query.site import Site
 from pipeline.settings.settings import Settings
 from pipeline.sync.run_result import find_failures

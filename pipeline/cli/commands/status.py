@@ -15,6 +15,7 @@ from msgspec.structs import asdict, replace
 from pipeline.cli.context import CommandContext
 from pipeline.errors import ExitCode, LakeCorruptedError, ScanlakeError, StorageError
 from pipeline.lake.ledger.queries import RunRecord
+from pipeline.lake.ledger.readonly import IMAGES_COMMAND, LiveState, load_live_state
 from pipeline.lake.ledger.sizes import LakeSize, read_size
 from pipeline.output.formatting import (
     format_age,
@@ -28,7 +29,7 @@ from pipeline.output.formatting import (
 from pipeline.output.logs import to_one_line
 from pipeline.output.tables import format_table
 from pipeline.publish.outcome import PublishOutcome
-from pipeline.query.reader import IMAGES_COMMAND, LiveState, fetch_dicts, has_catalog, load_live_state, open_catalog
+from pipeline.query.reader import fetch_dicts, has_catalog, open_catalog
 from pipeline.settings.settings import Settings
 from pipeline.sync.run_result import Failures, find_failures
 from schemas.timestamps import SECOND, to_datetime

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from pipeline.errors import ScanlakeError
+from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.storage.layout import IMAGES, LakeLayout, list_snapshots
 from pipeline.output.formatting import format_bytes
-from pipeline.query.reader import open_ledger_readonly
 from schemas.timestamps import DAY, now_us, to_datetime
 
 if TYPE_CHECKING:
