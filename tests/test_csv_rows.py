@@ -11,10 +11,9 @@ import duckdb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.lake.catalog.sql import sql_escape_formula
 from pipeline.lake.lake import Lake
-from pipeline.output.tables import escape_formula, format_csv_row
-from pipeline.query.export import run_export
+from pipeline.output.csv import escape_formula, format_csv_row
+from pipeline.query.export import run_export, sql_escape_formula
 from tests.lake.lake_builder import AT, commit
 from tests.rows import every
 

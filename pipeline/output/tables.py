@@ -1,11 +1,11 @@
-"""Tables on a screen or in a text file, laid out by rich, and as CSV.
+"""Tables on a screen or in a text file, laid out by rich.
 
     text = format_table(("snapshot", "files", "reason"), rows)
 
 A cell is text that is formatted already, such as `f"{count:,}"`; None is a missing value. Control characters, line ends
 and secrets are removed here. Columns of numbers are aligned to the right. On a terminal no line is wider than it:
 texts are broken, and a table with many columns becomes a line per column, as in psql's expanded form. Elsewhere lines
-are as long as their cells. `format_csv_row` writes the same rows as CSV.
+are as long as their cells.
 
 rich is imported with the first table: that takes half as long as the import of DuckDB, and `--json` draws none.
 """
@@ -89,34 +89,3 @@ def _to_text(cell: str | None, null: str) -> Text:
 def _create_text(text: str, style: str = "") -> Text:
     created: Text = importlib.import_module("rich.text").Text(text, style)
     return created
-
-
-# CSV as every command writes it: one record stays one record, and no cell is a formula in a spreadsheet
-
-
-_INVISIBLE: Final = r"\x00-\x20\x7f-\xa0\xad" + "\u061c\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff"
-FORMULA_PATTERN: Final = rf"^[{_INVISIBLE}]*[=+\-@" + "\uff1d\uff0b\uff0d\uff20" + r"]|^[\t\r\n]"
-"""Text that a spreadsheet takes for a formula, for Python and for DuckDB.
-
-The four signs also have a full-width form, and an import may strip what is invisible before them. See OWASP, CSV
-Injection.
-"""
-_FORMULA: Final = re.compile(FORMULA_PATTERN)
-_QUOTED: Final = re.compile(r'[",\x00-\x1f\x7f-\x9f\u2028\u2029]|^\s|\s\Z|^\Z')
-
-
-def escape_formula(text: str) -> str:
-    """Return the text with a ' before it if a spreadsheet takes it for a formula."""
-    return f"'{text}" if _FORMULA.match(text) else text
-
-
-def format_csv_row(values: Iterable[object]) -> str:
-    """Return one line of CSV. None is empty, an empty text is two quotation marks; a number stays a number."""
-    return ",".join(map(_format_cell, values)) + "\n"
-
-
-def _format_cell(value: object) -> str:
-    if value is None:
-        return ""
-    text = escape_formula(value) if isinstance(value, str) else str(value)
-    return '"' + text.replace('"', '""') + '"' if _QUOTED.search(text) else text

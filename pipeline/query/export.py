@@ -17,7 +17,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from pipeline.errors import SettingsError
-from pipeline.lake.catalog.sql import sql_escape_formula, sql_identifier
+from pipeline.lake.catalog.sql import sql_identifier, sql_literal
 from pipeline.lake.storage.atomic_files import (
     FileLockedError,
     is_temp_file,
@@ -28,7 +28,7 @@ from pipeline.lake.storage.atomic_files import (
     temp_name,
 )
 from pipeline.lake.storage.layout import translate_os_errors
-from pipeline.output.tables import escape_formula
+from pipeline.output.csv import FORMULA_PATTERN, escape_formula
 from pipeline.query.reader import cast_to_text
 from pipeline.query.result import BATCH_ROWS, iter_rows, read_batches
 from pipeline.query.xlsx import is_excel_type, open_workbook, write_sheet
@@ -158,6 +158,11 @@ def write_parquet(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
     reader = result.to_arrow_reader(BATCH_ROWS)
     with pyarrow.parquet.ParquetWriter(target, reader.schema, compression="zstd") as writer:
         return _copy_batches(reader, writer)
+
+
+def sql_escape_formula(text: str) -> str:
+    """Return the SQL expression of `escape_formula` for a text column or expression."""
+    return f"if(regexp_matches({text}, {sql_literal(FORMULA_PATTERN)}), '''' || {text}, {text})"
 
 
 def write_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pipeline.errors import ExitCode, SettingsError, StorageError
+from pipeline.output.csv import escape_formula
 from pipeline.output.formatting import escape_control_characters
-from pipeline.output.tables import escape_formula
 from pipeline.reports.folder import JobFolder
 from pipeline.reports.manifest import format_csv, format_workbook, read_sheet, render_page
 from pipeline.reports.models import Manifest, ManifestCounts, ManifestFile

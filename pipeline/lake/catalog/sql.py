@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pipeline.output.tables import FORMULA_PATTERN
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -23,11 +21,6 @@ def sql_literal(text: str) -> str:
     """Return the text as an SQL expression: a literal, or a concatenation because a NUL would end the statement."""
     quoted = " || chr(0) || ".join("'" + piece.replace("'", "''") + "'" for piece in text.split("\0"))
     return f"({quoted})" if "\0" in text else quoted
-
-
-def sql_escape_formula(text: str) -> str:
-    """Return the SQL expression of `escape_formula` for a text column or expression."""
-    return f"if(regexp_matches({text}, {sql_literal(FORMULA_PATTERN)}), '''' || {text}, {text})"
 
 
 def sql_read_parquet(paths: Iterable[Path]) -> str:
