@@ -13,7 +13,7 @@ from pipeline.cli.options import GlobalOptions
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.ledger.folder import missing_catalog_error, require_own_file
 from pipeline.lake.storage.layout import LakeLayout
-from pipeline.output import logs, progress
+from pipeline.output import logs, progress, redaction
 from pipeline.output.formatting import encode_result, to_json_value
 from pipeline.processes.environment import tokens_in_environment
 from pipeline.settings.layers import PER_SOURCE_SETTINGS, SettingsLayers, load_layers, parse_settings, token_variable
@@ -82,7 +82,7 @@ class CommandContext(GlobalOptions, frozen=True):
         """Validate the settings and start the log file. Raises `SettingsError`."""
         settings = layers.settings()
         if settings.token is not None:
-            logs.register_secrets(settings.token.reveal())
+            redaction.register_secrets(settings.token.reveal())
         self.start_log(settings.log_file, settings.lake)
         return settings
 
@@ -102,7 +102,7 @@ class CommandContext(GlobalOptions, frozen=True):
     def token(self, settings: Settings) -> str:
         """Return the token and redact it in the logs from now on. Raises `SettingsError` if there is none."""
         token = load_token(settings, variable=token_variable(self.source))
-        logs.register_secrets(token)
+        redaction.register_secrets(token)
         return token
 
     def child_options(self) -> list[str]:
@@ -133,7 +133,7 @@ class CommandContext(GlobalOptions, frozen=True):
 def create_context(options: GlobalOptions, result_type: type | UnionType | None = None) -> CommandContext:
     """Return the context of a command. Start logging, and redact the tokens in the environment."""
     context = CommandContext(**asdict(options), result_type=result_type)
-    logs.register_secrets(*tokens_in_environment())
+    redaction.register_secrets(*tokens_in_environment())
     lake = context.lake or SETTINGS["lake"].default
     if context.log_file is not None:
         with suppress(SettingsError, ValueError):  # which the command reports, if it needs settings

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from pipeline.errors import ExitCode, to_scanlake_error
-from pipeline.output.logs import to_one_line
+from pipeline.output.redaction import to_one_line
 from pipeline.processes.children import FOLLOWER
 from pipeline.processes.event_loop import run_async
 from pipeline.sync.after_run import report_run

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pipeline.output.formatting import format_bytes, format_json_instant, pluralize
-from pipeline.output.logs import to_one_line
 from pipeline.output.progress import format_rate
+from pipeline.output.redaction import to_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

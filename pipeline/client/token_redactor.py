@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from pipeline.output.logs import log
-from pipeline.processes.environment import base64_fragments, encoded_forms
+from pipeline.output.redaction import base64_fragments, encoded_forms
 
 _REDACTED: Final = "***"
 _MIN_DISTINCT_CHARS: Final = 8  # a shorter token could be an ordinary word of the data

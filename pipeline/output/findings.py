@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pipeline.errors import ExitCode, most_severe
 from pipeline.output.formatting import pluralize
-from pipeline.output.logs import to_one_line
+from pipeline.output.redaction import to_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

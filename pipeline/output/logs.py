@@ -25,48 +25,17 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO, Any, Final
 
-from pipeline.output.formatting import escape_controls, format_json_instant
-from pipeline.processes.environment import MIN_SECRET_CHARS, encoded_forms
+from pipeline.output.formatting import format_json_instant
+from pipeline.output.redaction import redact, to_one_line
 
-REDACTED: Final = "[secret]"
 QUIET: Final = logging.WARNING
 NORMAL: Final = logging.INFO
 VERBOSE: Final = logging.DEBUG
 
 _MAX_FILE_BYTES: Final = 20_000_000
 _MAX_OLD_FILES: Final = 3
-_URL_QUERY: Final = re.compile(r"""((?:https?://|/)[^\s'"<>?]*)\?[^\s'"<>]+""")
-_URL_USER: Final = re.compile(r"(https?://)[^\s/@'\"]+@")
 _UNQUOTED: Final = re.compile(r"[^\s\"'=\\]+")
 _own_logger: Final = logging.getLogger("scanlake")
-
-
-# Redaction
-
-_encoded_secrets: Final[set[str]] = set()
-_secret_pattern: re.Pattern[str] | None = None
-
-
-def register_secrets(*secrets: str) -> None:
-    """Keep these out of all later output, plain, URL-encoded and in base64."""
-    global _secret_pattern  # noqa: PLW0603 - the secrets of the process
-    for secret in secrets:
-        if len(secret) >= MIN_SECRET_CHARS:
-            _encoded_secrets.update(encoded_forms(secret))
-    longest_first = sorted(_encoded_secrets, key=len, reverse=True)
-    _secret_pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-
-
-def redact(text: str) -> str:
-    """Return the text without registered secrets and without the query of any URL."""
-    if _secret_pattern is not None:
-        text = _secret_pattern.sub(REDACTED, text)
-    return _URL_USER.sub(r"\1", _URL_QUERY.sub(r"\1?...", text))
-
-
-def to_one_line(text: str) -> str:
-    """Return the text redacted and as `escape_controls` returns it."""
-    return escape_controls(redact(text))
 
 
 # Events

@@ -19,7 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pipeline.output.formatting import UNKNOWN, pluralize
-from pipeline.output.logs import to_one_line
+from pipeline.output.redaction import to_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 from msgspec import Struct
 
 from pipeline.output.formatting import format_bytes, format_instant, pluralize
-from pipeline.output.logs import to_one_line
+from pipeline.output.redaction import to_one_line
 from schemas.timestamps import to_datetime
 
 if TYPE_CHECKING:

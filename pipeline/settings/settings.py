@@ -20,8 +20,8 @@ from msgspec import Meta, Struct
 
 from pipeline.errors import SettingsError, refuse_unreadable
 from pipeline.output.logs import log
-from pipeline.processes.environment import Secret, find_token_problem
 from pipeline.settings.locations import parse_path, parse_store_url
+from pipeline.settings.tokens import Secret, find_token_problem
 from pipeline.settings.urls import API_PREFIX, normalize_base_url, validate_proxy_url, validate_url
 from schemas.includes import INCLUDES, Include
 

@@ -20,8 +20,9 @@ from pipeline.lake.ledger.sizes import LakeSize, measure_lake
 from pipeline.lake.storage.layout import LakeLayout
 from pipeline.lake.storage.mounts import find_lost_mount, name_record, write_record
 from pipeline.output.findings import Finding, from_error, ok, warning
-from pipeline.output.logs import log, to_one_line
+from pipeline.output.logs import log
 from pipeline.output.progress import CrawlProgress
+from pipeline.output.redaction import to_one_line
 from pipeline.processes.event_loop import run_async
 from pipeline.sync.metrics import require_metrics_file, write_metrics
 from pipeline.sync.run_result import SYNC, RunResult, is_failure

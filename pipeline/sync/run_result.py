@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from pipeline.errors import ExitCode, LakePausedError
 from pipeline.output.formatting import pluralize
-from pipeline.output.logs import to_one_line
+from pipeline.output.redaction import to_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

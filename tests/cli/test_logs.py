@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from pipeline.output import logs
+from pipeline.output import logs, redaction
 from pipeline.output.progress import CrawlProgress, LogProgress, RateEstimator
 from tests.guards import spellings
 from tests.logging_reset import logging_as_before
@@ -45,7 +45,7 @@ def read_log() -> list[dict[str, Any]]:
 
 def test_no_encoding_of_the_token_reaches_screen_or_file(canary: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The token is redacted in values, keys, nested values and exceptions, plain, URL-encoded and in base64."""
-    logs.register_secrets(canary)
+    redaction.register_secrets(canary)
     logs.configure(logs.VERBOSE, file=LOG)
     log = structlog.get_logger()
     log.info("call.made", url=f"https://h/api?token={quote(canary, safe='')}&page=2", headers={"token": [canary]})
@@ -67,14 +67,14 @@ def test_no_encoding_of_the_token_reaches_screen_or_file(canary: str, capsys: py
 def test_the_query_of_every_url_is_cut() -> None:
     """The query of a URL and the user in it are not shown; redacting twice changes nothing."""
     text = "GET https://u:p@h/files?token=abc&include[]=uploads failed, see '/next?page=2'"
-    assert logs.redact(text) == "GET https://h/files?... failed, see '/next?...'"
-    assert logs.redact(logs.redact(text)) == logs.redact(text)
+    assert redaction.redact(text) == "GET https://h/files?... failed, see '/next?...'"
+    assert redaction.redact(redaction.redact(text)) == redaction.redact(text)
 
 
 @given(st.text(st.characters(codec=None, exclude_categories=()), max_size=50))
 def test_one_line_is_one_printable_line(text: str) -> None:
     """No value breaks a line, moves the cursor or contains unencodable characters."""
-    line = logs.to_one_line(text)
+    line = redaction.to_one_line(text)
     assert line.isprintable()
     line.encode()
 

@@ -18,9 +18,9 @@ from pipeline.errors import SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger.queries import RunRecord, VerificationRecord
 from pipeline.lake.storage.mounts import name_record
-from pipeline.processes.environment import Secret
 from pipeline.settings.layers import load
 from pipeline.settings.settings import Settings
+from pipeline.settings.tokens import Secret
 from pipeline.sync import after_run
 from pipeline.sync.after_run import ALERTED, report_killed_sync, report_run, send_alert
 from pipeline.sync.run_result import RunResult

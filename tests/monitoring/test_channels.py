@@ -7,8 +7,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from pipeline.output.findings import Finding, Severity
-from pipeline.processes.environment import Secret
 from pipeline.settings.settings import Settings
+from pipeline.settings.tokens import Secret
 from pipeline.sync.after_run import check_channels
 from tests.disks import mount, unmount
 from tests.lake.operations import called

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pipeline.errors import LakeCorruptedError
 from pipeline.output.formatting import format_bytes, format_duration
-from pipeline.output.logs import register_secrets
+from pipeline.output.redaction import register_secrets
 from pipeline.output.templates.rendering import ENVIRONMENT, is_web_address
 from pipeline.query.dashboard import LedgerState, render_dashboard
 from tests.lake_copies import copy_lake

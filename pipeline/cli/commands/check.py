@@ -18,7 +18,7 @@ from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.lake.repair import check_folder, check_lake, check_permissions
 from pipeline.lake.storage.layout import LakeLayout, lock_lake_for_reading
 from pipeline.output.findings import CheckResult, Finding, Severity, collect, format_finding, from_error, ok, skipped
-from pipeline.output.logs import to_one_line
+from pipeline.output.redaction import to_one_line
 from pipeline.processes.event_loop import run_async
 from pipeline.publish.iceberg import check_iceberg_tables, has_iceberg_tables
 from pipeline.publish.restore import check_backup

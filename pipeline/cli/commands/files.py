@@ -17,7 +17,7 @@ from pipeline.client.client import Client, create_client
 from pipeline.client.protocol import NotFound
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.output.formatting import format_minute, pluralize
-from pipeline.output.logs import to_one_line
+from pipeline.output.redaction import to_one_line
 from pipeline.output.tables import format_table
 from pipeline.processes.event_loop import run_async
 from pipeline.settings.settings import require_base_url

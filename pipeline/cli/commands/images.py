@@ -12,7 +12,7 @@ from pipeline.images.image_writer import ImageSummary
 from pipeline.images.work_list import ImageSelection, WorkCounts
 from pipeline.lake.catalog.folder_checks import require_lake
 from pipeline.output.formatting import format_bytes, pluralize
-from pipeline.output.logs import to_one_line
+from pipeline.output.redaction import to_one_line
 from pipeline.settings.settings import require_base_url
 
 GROUP: Final = "Fetch data"

@@ -23,7 +23,7 @@ from pipeline.errors import (
     refuse_unreadable,
 )
 from pipeline.lake.storage.atomic_files import write_file
-from pipeline.output import logs
+from pipeline.output import redaction
 from pipeline.output.formatting import pluralize
 from pipeline.processes.event_loop import run_async
 from pipeline.settings.layers import CONFIG_NAME, SettingsLayers, find_file, load_environment, named_file, to_path
@@ -167,13 +167,13 @@ def validate_address(text: str) -> str:
 def validate_pasted_token(text: str) -> str:
     """Return the token in what was typed or pasted: without quotes, blanks around it, or `Bearer`."""
     token = re.sub(r"^(bearer\s+|token=)", "", text.strip().strip(_QUOTES).strip(), flags=re.IGNORECASE)
-    logs.register_secrets(token)
+    redaction.register_secrets(token)
     return validate_token(token, "The token")
 
 
 def _test(base_url: str, token: str) -> ServiceProbe:
     """List one file. The hint of an error names what to correct."""
-    logs.register_secrets(token)
+    redaction.register_secrets(token)
     sys.stderr.write(f"GET {base_url}{API_PREFIX}/files ...\n")
     try:
         return run_async(probe_service(load_environment(base_url), token))
@@ -198,7 +198,7 @@ def _prompt(text: str, name: str, validate: Callable[[str], str], *, hide_input:
         try:
             return validate(value)
         except SettingsError as error:
-            sys.stderr.write(f"{logs.to_one_line(error.message)} {error.hint}\n")
+            sys.stderr.write(f"{redaction.to_one_line(error.message)} {error.hint}\n")
 
 
 # Files

@@ -19,7 +19,8 @@ from pipeline import __version__
 from pipeline.cli.context import CommandContext
 from pipeline.errors import BugError, ExitCode, SettingsError, to_scanlake_error
 from pipeline.output.formatting import format_bytes, pluralize
-from pipeline.output.logs import log_traceback, redact, to_one_line
+from pipeline.output.logs import log_traceback
+from pipeline.output.redaction import redact, to_one_line
 from pipeline.processes.children import (
     create_child_error,
     limit_commands,

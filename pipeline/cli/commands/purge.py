@@ -19,7 +19,7 @@ from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.purge import MAX_FILE_ID, OutsideCopy, PurgePlan, PurgeResult, id_columns, plan_purge, purge
 from pipeline.lake.storage.layout import LakeLayout
 from pipeline.output.formatting import pluralize
-from pipeline.output.logs import to_one_line
+from pipeline.output.redaction import to_one_line
 from pipeline.publish.iceberg import find_tables_location, list_iceberg_objects
 from pipeline.publish.outcome import PublishOutcome
 from pipeline.publish.stores import open_store

@@ -18,7 +18,7 @@ from pipeline.lake.ledger.folder import require_outside_lakes
 from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.ledger.request_log import ReportJobFile, open_request_log
 from pipeline.output.formatting import format_bytes, pluralize
-from pipeline.output.logs import to_one_line
+from pipeline.output.redaction import to_one_line
 from pipeline.processes.event_loop import run_async
 from pipeline.query.reader import open_catalog, run_interruptibly, warn_if_incomplete
 from pipeline.reports.job import JobResult, publish_if_unlocked, run_job

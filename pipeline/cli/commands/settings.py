@@ -10,11 +10,11 @@ from msgspec import Struct
 
 from pipeline.cli.context import CommandContext
 from pipeline.errors import ExitCode
-from pipeline.output.logs import REDACTED, redact
+from pipeline.output.redaction import REDACTED, redact
 from pipeline.output.tables import format_table
-from pipeline.processes.environment import Secret
 from pipeline.settings.layers import source_names
 from pipeline.settings.settings import SETTINGS, render_settings_file
+from pipeline.settings.tokens import Secret
 
 GROUP: Final = "Set up"
 EXAMPLES: Final = ("settings", "settings --template > scanlake.toml")

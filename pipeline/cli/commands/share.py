@@ -18,7 +18,7 @@ from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.lake.catalog.folder_checks import require_lake
 from pipeline.lake.ledger.request_log import ShareState, open_request_log
 from pipeline.output.formatting import format_json_instant, pluralize
-from pipeline.output.logs import to_one_line
+from pipeline.output.redaction import to_one_line
 from pipeline.output.tables import format_table
 from pipeline.processes.event_loop import run_async
 from pipeline.query.reader import open_catalog, run_interruptibly

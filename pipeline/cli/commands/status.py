@@ -26,7 +26,7 @@ from pipeline.output.formatting import (
     format_path,
     pluralize,
 )
-from pipeline.output.logs import to_one_line
+from pipeline.output.redaction import to_one_line
 from pipeline.output.tables import format_table
 from pipeline.publish.outcome import PublishOutcome
 from pipeline.query.reader import fetch_dicts, has_catalog, open_catalog

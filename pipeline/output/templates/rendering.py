@@ -20,7 +20,7 @@ from pipeline.output.formatting import (
     pluralize,
     truncate,
 )
-from pipeline.output.logs import redact
+from pipeline.output.redaction import redact
 
 
 def read_script(name: str) -> str:
