@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -13,8 +14,9 @@ from pipeline.cli.options import GlobalOptions
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.ledger.folder import missing_catalog_error, require_own_file
 from pipeline.lake.storage.layout import LakeLayout
-from pipeline.output import logs, progress, redaction
+from pipeline.output import logs, redaction
 from pipeline.output.formatting import encode_result, to_json_value
+from pipeline.output.progress import LogProgress, Progress, has_live_screen
 from pipeline.processes.environment import tokens_in_environment
 from pipeline.settings.layers import PER_SOURCE_SETTINGS, SettingsLayers, load_layers, parse_settings, token_variable
 from pipeline.settings.locations import encode_path
@@ -41,7 +43,7 @@ class CommandContext(GlobalOptions, frozen=True):
         """The lowest level of the events that are logged to stderr. Above a live display there are only warnings."""
         if self.verbosity and not self.quiet:
             return logs.VERBOSE
-        has_display = not self.log_json and progress.has_live_screen()
+        has_display = not self.log_json and has_live_screen()
         return logs.QUIET if self.quiet or has_display else logs.NORMAL
 
     def settings(self) -> Settings:
@@ -109,9 +111,9 @@ class CommandContext(GlobalOptions, frozen=True):
         """Return the global options of another command on the same lake, for a child process that prints no result."""
         return ["--quiet", *self.to_argv()]
 
-    def progress(self) -> progress.Progress:
+    def progress(self) -> Progress:
         """Return the progress display of a long run."""
-        return progress.create_progress(silent=self.quiet, as_lines=self.log_json)
+        return create_progress(silent=self.quiet, as_lines=self.log_json)
 
     def print_result(
         self, result: object, text: str | Callable[[], str] = "", code: ExitCode = ExitCode.OK
@@ -140,6 +142,16 @@ def create_context(options: GlobalOptions, result_type: type | UnionType | None 
             lake = SETTINGS["lake"].parse(context.load_layers().merge()["lake"])
     context.start_log(context.log_file, lake)
     return context
+
+
+def create_progress(*, silent: bool, as_lines: bool) -> Progress:
+    """Return live lines if stderr is a terminal, else log lines; nothing if `silent`."""
+    if silent:
+        return Progress()
+    if as_lines or not has_live_screen():
+        return LogProgress()
+    live: Progress = importlib.import_module("pipeline.output.live_progress").LiveProgress()
+    return live
 
 
 def require_catalog(settings: Settings) -> LakeLayout:

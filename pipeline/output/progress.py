@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import time
@@ -146,16 +145,6 @@ class Progress:
 
     def stop(self) -> None:
         """End the stage; may be called twice."""
-
-
-def create_progress(*, silent: bool, as_lines: bool) -> Progress:
-    """Return live lines if stderr is a terminal, else log lines; nothing if `silent`."""
-    if silent:
-        return Progress()
-    if as_lines or not has_live_screen():
-        return LogProgress()
-    live: Progress = importlib.import_module("pipeline.output.live_progress").LiveProgress()
-    return live
 
 
 def has_live_screen() -> bool:

@@ -182,10 +182,10 @@ def test_only_some_modules_import_by_name() -> None:
     """Modules import at their top, as ruff checks; these import by name, when needed.
 
     app.py the commands, __main__.py the command line, because signals are handled first, iceberg.py what needs
-    pyiceberg, and xlsx.py XlsxWriter. For commands that only read: logs.py what needs structlog, progress.py and
+    pyiceberg, and xlsx.py XlsxWriter. For commands that only read: logs.py what needs structlog, context.py and
     tables.py rich, commands/query.py Arrow.
     """
-    names = ["__main__", "cli.app", "cli.commands.query", "output.logs", "output.progress", "output.tables"]
+    names = ["__main__", "cli.app", "cli.context", "cli.commands.query", "output.logs", "output.tables"]
     by_name = {f"pipeline.{name}" for name in [*names, "publish.iceberg", "query.xlsx"]}
     importing = {each.name for each in product_modules() if {"importlib", "importlib.import_module"} & {*each.imports}}
     assert importing == by_name
