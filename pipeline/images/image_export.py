@@ -10,8 +10,8 @@ from msgspec import Struct, field
 from pipeline.errors import SettingsError
 from pipeline.images.work_list import create_chosen_table
 from pipeline.lake.storage.atomic_files import clone_file, sha256_file, write_file
-from pipeline.lake.storage.layout import MANIFEST, SUMS, format_sums, to_safe_part
 from pipeline.output.csv import format_csv_row
+from pipeline.output.handover import MANIFEST, SUMS, format_sums, to_safe_part
 from pipeline.query.export import staging_path
 from pipeline.query.reader import fetch_dicts
 

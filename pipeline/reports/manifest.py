@@ -15,9 +15,9 @@ from pydantic import BaseModel
 from pipeline import __version__
 from pipeline.errors import SettingsError
 from pipeline.lake.ledger.request_log import OrderState
-from pipeline.lake.storage.layout import MANIFEST, SUMS, format_sums
 from pipeline.output.csv import format_csv_row
 from pipeline.output.formatting import escape_control_characters, pluralize
+from pipeline.output.handover import MANIFEST, SUMS, format_sums
 from pipeline.output.templates.rendering import build_policy, read_script, render
 from pipeline.query.xlsx import open_workbook, write_sheet
 from pipeline.reports.models import CatalogState, Manifest, ManifestCounts, ManifestFile, ManifestOrder, ManifestPdf

@@ -14,7 +14,8 @@ import pytest
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.images.image_export import ExportedImages, choose_name, export_images, select_images
 from pipeline.lake.storage.atomic_files import clone_file
-from pipeline.lake.storage.layout import MANIFEST, SUMS, LakeLayout
+from pipeline.lake.storage.layout import LakeLayout
+from pipeline.output.handover import MANIFEST, SUMS
 from tests.images.image_harness import rows_of
 from tests.lake.operations import called
 from tests.lake_copies import copy_lake

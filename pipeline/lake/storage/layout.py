@@ -1,7 +1,4 @@
-"""Paths of a lake's files and their names, and how the files are written and locked.
-
-There are safe names for texts, too, and those of a folder that is handed over.
-"""
+"""Paths of a lake's files and their names, and how the files are written and locked."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import re
 import shutil
 import socket
 import time
-import unicodedata
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +27,7 @@ from pipeline.lake.storage.atomic_files import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 _MAX_LOCK_RETRIES: Final = 10
@@ -247,11 +243,6 @@ def _read_lock_note(layout: LakeLayout) -> dict[str, Any] | None:
 
 _PART_FOLDER_RE: Final = re.compile(r"documents|tables/\w+", re.ASCII)
 _PART_NAME_RE: Final = re.compile(r"\d{12}-[0-9a-f]{6}(-\d{4})?\.parquet")
-_MAX_PART_BYTES: Final = 150  # of 255: a number, the extension and the name of a temporary file need room
-_MAX_PART_CHARACTERS: Final = 100
-_RESERVED_NAMES: Final = frozenset(  # of Windows, with every suffix
-    ["CON", "PRN", "AUX", "NUL", *(f"{name}{number}" for name in ("COM", "LPT") for number in "0123456789¹²³")]
-)
 _SNAPSHOT_NAME_RE: Final = re.compile(r"\d{6,}\.duckdb")
 IMAGES: Final = "images"
 """Name of the folder in the lake."""
@@ -260,10 +251,6 @@ INCOMING: Final = "incoming"
 _IMAGE: Final = re.compile(rf"{IMAGES}/[0-9a-f]{{2}}/[0-9a-f]{{62}}\.[a-z0-9]+")
 COMPLETE: Final = re.compile(r"(-?\d{1,19})\.(-?\d{1,19})\.(image|thumbnail)\.([0-9a-f]{64})")
 """A complete download: file, upload, kind and hash."""
-MANIFEST: Final = "manifest.csv"
-"""Name of the list of the files in a folder that is handed over."""
-SUMS: Final = "SHA256SUMS"
-"""Name of their checksums."""
 
 
 class Part(Struct, frozen=True):
@@ -308,23 +295,6 @@ def list_snapshots(layout: LakeLayout) -> list[tuple[int, Path]]:
     """Return the kept snapshots with their numbers, oldest first."""
     files = [path for path in layout.root.glob("snapshots/*.duckdb") if _SNAPSHOT_NAME_RE.fullmatch(path.name)]
     return sorted((int(path.stem), path) for path in files)
-
-
-def to_safe_part(text: str) -> str:
-    """Return the text as a part of a path that is valid on every system; empty if nothing is left.
-
-    Letters of any script stay. The part is short, not hidden, and no device of Windows.
-    """
-    composed = unicodedata.normalize("NFC", text)
-    name = "".join(char if unicodedata.category(char)[0] in "LMN" or char in "._-" else "_" for char in composed)
-    name = re.sub(r"\.{2,}", "_", re.sub("__+", "_", name))
-    name = name[:_MAX_PART_CHARACTERS].encode()[:_MAX_PART_BYTES].decode("utf-8", "ignore").strip(".- ")
-    return f"_{name}" if name.partition(".")[0].upper() in _RESERVED_NAMES else name
-
-
-def format_sums(sums: Mapping[str, str]) -> str:
-    """Return SHA256SUMS of files by name."""
-    return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(sums.items()))
 
 
 # Images
