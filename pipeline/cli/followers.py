@@ -1,13 +1,42 @@
-"""Publishing to object storage after another command, in a process of its own."""
+"""Commands that follow another one, each in a process of its own: maintenance, and publishing."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from pipeline.cli.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.lake.ledger.queries import PublishRecord
 from pipeline.lake.ledger.readonly import read_live_state
-from pipeline.processes.children import run_maintenance
+from pipeline.output.logs import log
+from pipeline.processes.children import ChildResult, run_command, write_line
+from pipeline.processes.environment import environment_without_tokens
 from pipeline.processes.event_loop import run_async
 from pipeline.publish.outcome import PublishOutcome
 from pipeline.settings.settings import Settings
+
+FOLLOWER: Final = "FOLLOWS_SCANLAKE"
+"""Variable of a process that a command has started which reports its failure; not SCANLAKE_...: those are settings."""
+
+
+async def run_maintenance(
+    command: Sequence[str], *, options: Sequence[str] = (), variables: Mapping[str, str] | None = None
+) -> ChildResult:
+    """Run another command on the same lake after this one, with its own memory; a failure is logged, never raised.
+
+    A lake that another run holds is no failure: the next run does the work. `options` are the global ones, which stand
+    before the command; `variables` as of `run_command`.
+    """
+    lines: list[str] = []
+    variables = {**(environment_without_tokens() if variables is None else variables), FOLLOWER: "1"}
+    result = await run_command([*options, *command], on_line=lines.append, variables=variables)
+    if result.code == ExitCode.LOCKED:
+        log.info("maintenance.deferred", command=command[0], reason="another run holds the lake")
+        return result
+    for line in lines:
+        write_line(line)
+    if result.code:
+        log.warning("maintenance.failed", command=command[0], exit_code=result.code)
+    return result
 
 
 def publish_in_subprocess(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from pipeline.cli.followers import FOLLOWER
 from pipeline.errors import ExitCode, to_scanlake_error
 from pipeline.output.redaction import to_one_line
-from pipeline.processes.children import FOLLOWER
 from pipeline.processes.event_loop import run_async
 from pipeline.sync.after_run import report_run
 from pipeline.sync.metrics import require_metrics_file

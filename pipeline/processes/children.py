@@ -14,15 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from pipeline.errors import ExitCode, ScanlakeError, TimeLimitReachedError, most_severe
-from pipeline.output.logs import log
 from pipeline.processes.environment import environment_without_tokens
 from pipeline.processes.signals import name_parent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-FOLLOWER: Final = "FOLLOWS_SCANLAKE"
-"""Variable of a process that a command has started which reports its failure; not SCANLAKE_...: those are settings."""
 STOP_GRACE_SECONDS: Final = 8.0  # for a run that is asked to stop, to commit its complete batches
 _MAX_LINE_BYTES: Final = 16_000_000
 _MAX_OUTPUT_BYTES: Final = 64_000_000
@@ -79,27 +76,6 @@ async def run_for_object(argv: Sequence[str], *, variables: Mapping[str, str] | 
     if "error" in output or not output:
         raise create_child_error(result.code, output)
     return output
-
-
-async def run_maintenance(
-    command: Sequence[str], *, options: Sequence[str] = (), variables: Mapping[str, str] | None = None
-) -> ChildResult:
-    """Run another command on the same lake after this one, with its own memory; a failure is logged, never raised.
-
-    A lake that another run holds is no failure: the next run does the work. `options` are the global ones, which stand
-    before the command; `variables` as of `run_command`.
-    """
-    lines: list[str] = []
-    variables = {**(environment_without_tokens() if variables is None else variables), FOLLOWER: "1"}
-    result = await run_command([*options, *command], on_line=lines.append, variables=variables)
-    if result.code == ExitCode.LOCKED:
-        log.info("maintenance.deferred", command=command[0], reason="another run holds the lake")
-        return result
-    for line in lines:
-        write_line(line)
-    if result.code:
-        log.warning("maintenance.failed", command=command[0], exit_code=result.code)
-    return result
 
 
 class RunningCommand(Struct, frozen=True):

@@ -15,11 +15,12 @@ from typing import Final
 import pytest
 from structlog.testing import capture_logs
 
+from pipeline.cli.followers import run_maintenance
 from pipeline.cli.sources import environment_of_source
 from pipeline.emulator import Emulator, ImageOptions
 from pipeline.errors import ExitCode, RunInterrupted
 from pipeline.lake.lake import Lake
-from pipeline.processes.children import create_child_error, run_for_object, run_maintenance, start_command
+from pipeline.processes.children import create_child_error, run_for_object, start_command
 from pipeline.processes.event_loop import run_async
 from pipeline.processes.worker import WorkerProcess
 from tests.conftest import CANARY

@@ -9,14 +9,13 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from pipeline.cli.context import CommandContext
-from pipeline.cli.followers import publish_in_subprocess
+from pipeline.cli.followers import publish_in_subprocess, run_maintenance
 from pipeline.cli.options import Excludes, parse_range
 from pipeline.cli.summaries import format_sync_summary, format_verification
 from pipeline.cli.writable_lake import open_writable_lake
 from pipeline.errors import ExitCode
 from pipeline.lake.compaction import compact_if_due
 from pipeline.lake.storage.mounts import remember_mount
-from pipeline.processes.children import run_maintenance
 from pipeline.processes.event_loop import run_async
 from pipeline.publish.outcome import PublishOutcome
 from pipeline.settings.settings import Settings, require_base_url
