@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from msgspec import Struct
-
 from pipeline.errors import PublishError, SettingsError
 from pipeline.publish.target import OWNER, SweepRule, note_published, note_target, refuse_lost_target
 from schemas.tables import BY_NAME
@@ -21,30 +19,11 @@ if TYPE_CHECKING:
     from pipeline.lake.ledger.queries import LakeProperties, PublishRecord
     from pipeline.lake.storage.layout import LakeLayout
     from pipeline.output.findings import Finding
+    from pipeline.publish.outcome import IcebergResult
     from pipeline.publish.target_checks import Objects
     from pipeline.settings.settings import Settings
 
 _LIBRARIES: Final = frozenset({"pyiceberg", "sqlalchemy", "obstore"})
-
-
-class IcebergResult(Struct, frozen=True):
-    """A publish to Iceberg tables.
-
-    `changed` are tables with a new snapshot; others only got the tag. `bytes` are those of metadata and delete files,
-    beside the parts.
-    """
-
-    snapshot: int
-    tag: str
-    tables: int
-    changed: int
-    parts_added: int
-    parts_removed: int
-    delete_files: int
-    rows_deleted: int
-    bytes: int
-    deleted: int
-    seconds: float
 
 
 def has_iceberg_tables(settings: Settings) -> bool:
@@ -82,7 +61,7 @@ def publish_iceberg_tables(lake: Lake, settings: Settings, *, at: int, location:
     last = lake.ledger.last_snapshot()
     if last is None:
         raise SettingsError("The lake has no snapshot to publish.", hint="Run `scanlake sync` first.")
-    publish = _import("iceberg_publish")
+    publish = _import("pipeline.publish.iceberg_publish")
     location = settings.iceberg_location or location or ""
     try:
         catalog = _connect(settings, location)
@@ -118,7 +97,7 @@ def list_iceberg_objects(settings: Settings, location: str) -> tuple[Objects, li
 
     Raises `PublishError`, also if a table is missing.
     """
-    catalog, publish = _connect(settings, location), _import("iceberg_publish")
+    catalog, publish = _connect(settings, location), _import("pipeline.publish.iceberg_publish")
     states = publish.load_all_tables(catalog)
     needed = publish.list_table_files(catalog.io, states.values())
     files = [item for state in states.values() for item in publish.list_stored_files(catalog.io, state)]
@@ -130,19 +109,21 @@ def check_iceberg_tables(
     layout: LakeLayout, settings: Settings, location: str, subject: str, *, read_data: bool
 ) -> Iterator[Finding]:
     """Yield findings for the files and the rows of the tables, of which `subject` is the name."""
-    findings = _import("iceberg_check").check_tables(_connect(settings, location), layout, subject, read_data=read_data)
+    findings = _import("pipeline.publish.iceberg_check").check_tables(
+        _connect(settings, location), layout, subject, read_data=read_data
+    )
     yield from findings
 
 
 def _connect(settings: Settings, location: str) -> Any:
-    catalogs = _import("iceberg_catalogs")
+    catalogs = _import("pipeline.publish.iceberg_catalogs")
     return catalogs.connect_catalog(location, settings.iceberg_namespace, read_catalog_properties())
 
 
 def _import(name: str) -> Any:
     try:
         _import_configuration()
-        return importlib.import_module(f"pipeline.publish.{name}")
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in _LIBRARIES:
             raise

@@ -33,7 +33,6 @@ from pipeline.lake.catalog.sql import sql_literal
 from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.storage.layout import list_snapshots
 from pipeline.lake.storage.parts import check_parts_exist
-from pipeline.publish.iceberg import IcebergResult
 from pipeline.publish.iceberg_catalogs import MAIN, LocationOwner, TableCommit, claim_locations
 from pipeline.publish.iceberg_format import (
     FORMAT_VERSION,
@@ -52,6 +51,7 @@ from pipeline.publish.iceberg_format import (
     write_snapshot,
 )
 from pipeline.publish.object_store import PendingUpload, run_side_by_side, upload_all
+from pipeline.publish.outcome import IcebergResult
 from pipeline.publish.target import (
     NOTHING_PUBLISHED,
     REMAKE_HINT,

@@ -1,4 +1,4 @@
-"""Publishes of a lake, as commands show them."""
+"""Results of publishes, as commands show them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,26 @@ if TYPE_CHECKING:
 
     from pipeline.lake.ledger.queries import PublishRecord
     from pipeline.publish.mirror import MirrorResult
+
+
+class IcebergResult(Struct, frozen=True):
+    """A publish to Iceberg tables.
+
+    `changed` are tables with a new snapshot; others only got the tag. `bytes` are those of metadata and delete files,
+    beside the parts.
+    """
+
+    snapshot: int
+    tag: str
+    tables: int
+    changed: int
+    parts_added: int
+    parts_removed: int
+    delete_files: int
+    rows_deleted: int
+    bytes: int
+    deleted: int
+    seconds: float
 
 
 class PublishOutcome(Struct, frozen=True):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pipeline.publish.iceberg import IcebergResult
+    from pipeline.publish.outcome import IcebergResult
 
 ROWS: Final = 1_000_000
 CHANGED_ROWS: Final = 1_000

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
     from pyiceberg.table import Table
 
-    from pipeline.publish.iceberg import IcebergResult
     from pipeline.publish.iceberg_catalogs import IcebergCatalog
+    from pipeline.publish.outcome import IcebergResult
 
 _BYTES_PER_KEPT_SYNC: Final = 1_000
 _DELETE_FILE_BYTES: Final = 700

@@ -10,9 +10,9 @@ from pipeline.cli.options import Location
 from pipeline.cli.writable_lake import open_writable_lake
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.output.formatting import format_bytes, pluralize
-from pipeline.publish.iceberg import IcebergResult, has_iceberg_tables, publish_iceberg_tables
+from pipeline.publish.iceberg import has_iceberg_tables, publish_iceberg_tables
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, complete_catalog, mirror_lake
-from pipeline.publish.outcome import format_mirror
+from pipeline.publish.outcome import IcebergResult, format_mirror
 from pipeline.publish.stores import open_store
 from pipeline.settings.locations import parse_store_url
 from schemas.timestamps import now_us
