@@ -1,10 +1,9 @@
 """The command line: the commands, the exit codes, and the only catch-all of the project.
 
-A command is a module of `pipeline.cli.commands` with a function `run` and a constant `GROUP`; the first line of `run`'s
-docstring is its line in the help. Both are read as text, and a module is imported only when its command is called, so
-that `scanlake --help` is fast. A positional parameter of `run` receives the `CommandContext`. A module with
-`TAKES_ALL_SOURCES` also has `--all`: a process for each source (see `pipeline.cli.sources`). The end of one with
-`IS_MONITORED` is reported (see `pipeline.cli.monitored_run`). `RESULT` is the struct that the command prints with
+A command is a module of `pipeline.cli.commands` with a function `run`, and a line here. Its module is imported only
+when it is called, so that `scanlake --help` is fast. A positional parameter of `run` receives the `CommandContext`. A
+module with `TAKES_ALL_SOURCES` also has `--all`: a process for each source (see `pipeline.cli.sources`). The end of one
+with `IS_MONITORED` is reported (see `pipeline.cli.monitored_run`). `RESULT` is the struct that the command prints with
 `--json`. `EXAMPLES` are two lines of its help.
 """
 
@@ -25,7 +24,6 @@ import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn
 
 import typer
@@ -52,8 +50,6 @@ from pipeline.processes.environment import tokens_in_environment
 from pipeline.processes.signals import end_process, end_with_parent, interrupt_command, replace_handlers
 
 NAME: Final = "scanlake"
-_GROUPS: Final = ("Set up", "Fetch data", "Use the data", "Maintain the lake", "Try it out")
-"""The groups of the help, in its order."""
 _FIRST_COMMANDS: Final = ("init", "plan", "sync", "status", "query", "serve", "report", "verify", "check", "demo")
 """What a newcomer needs, in this order: shown if no command is named."""
 
@@ -66,25 +62,52 @@ class Command(Struct, frozen=True):
     group: str
 
 
-_DECLARATION: Final = re.compile(
-    r'^GROUP: Final = "(?P<group>[^"]+)"$.*?^def run\(.*?\n    """(?P<help>[^\n]+)', re.MULTILINE | re.DOTALL
-)
-
-
-def _find_commands() -> dict[str, Command]:
-    """Return the commands by name, in the order of the help: by group, then by name."""
-    commands = {}
-    for path in (Path(__file__).parent / "commands").glob("*.py"):
-        declaration = _DECLARATION.search(path.read_text(encoding="utf-8"))
-        if declaration is not None:
-            name = path.stem.replace("_", " ")
-            module = f"{__package__}.commands.{path.stem}"
-            commands[name] = Command(module, declaration["help"].removesuffix('"""'), declaration["group"])
-    return dict(sorted(commands.items(), key=lambda item: (_GROUPS.index(item[1].group), item[0])))
-
-
-COMMANDS: Final = _find_commands()
-
+_LINES: Final = {
+    "Set up": {
+        "init": "Create the settings file; prompt for base URL and token.",
+        "settings": "Show every setting with its value and its origin.",
+    },
+    "Fetch data": {
+        "images": "Download the images of uploads into the lake, checked and named by their hash.",
+        "images export": "Copy stored images into a folder, with checksums and a manifest.",
+        "plan": "Estimate calls, time and disk space of the next sync.",
+        "sync": "Fetch everything that changed in the service into the lake.",
+        "verify": "Compare the lake with the service and repair differences (`check` checks the lake's own files).",
+    },
+    "Use the data": {
+        "changes": "List the files that were added, changed or deleted since a snapshot, with the columns that differ.",
+        "export": "Write tables to files, or to one workbook.",
+        "files": "Show files as the service has them now, without a lake: by reference, by id, or by a search.",
+        "mcp": "Serve the lake to a program that speaks the Model Context Protocol.",
+        "query": "Query the lake with SQL.",
+        "report": "Download the PDFs of many files into a folder with a manifest.",
+        "serve": "Show the lake in the browser, or write its dashboard as one HTML file.",
+        "share": "Create share links to files, by default without e-mail.",
+        "status": "Show how current and how complete the lake is.",
+        "tables": "List the tables and views, or describe one.",
+    },
+    "Maintain the lake": {
+        "backup": "Copy the lake into a folder or to object storage, or bring an earlier backup there up to date.",
+        "check": "Check settings, service, disk, lake and images, and write nothing; every problem has a hint.",
+        "publish": "Copy the lake to object storage, for readers on other machines and for other engines.",
+        "purge": "Erase files from the lake and from every earlier snapshot.",
+        "rebuild": "Make all tables again from the documents, without calls to the service.",
+        "repair": "Repair the damage in the lake that `check` finds, without calls to the service.",
+        "restore": "Copy a backup into the lake's folder, which must be empty or new.",
+        "rollback": "Publish an earlier snapshot again and pause syncs, or allow them again.",
+        "snapshots": "List the published snapshots, their state, and why each is kept.",
+    },
+    "Try it out": {
+        "demo": "Run the main workflow against the emulator: sync, change, sync, verify, report, query.",
+        "emulator": "Run a local emulator of the service on 127.0.0.1.",
+    },
+}
+"""Every command by its group and name, with its line in the help: the first of its `run`, which is not imported yet."""
+COMMANDS: Final = {
+    name: Command(f"pipeline.cli.commands.{name.replace(' ', '_')}", line, group)
+    for group, commands in _LINES.items()
+    for name, line in commands.items()
+}
 _IRREVERSIBLE: Final = frozenset({"purge", "share"})  # never suggested
 _OTHER_WORDS: Final = {
     **dict.fromkeys(("pull", "fetch", "run", "start", "update", "refresh", "crawl", "import", "load", "get"), "sync"),

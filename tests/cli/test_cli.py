@@ -48,6 +48,12 @@ def test_the_help_of_a_narrow_terminal_imports_nothing_heavy() -> None:
     assert not HEAVY & set(loaded[0].split())
 
 
+def test_every_module_of_a_command_is_in_the_help() -> None:
+    """The table of commands has every module of the folder, and no other."""
+    modules = {path.stem for path in (Path(cli.__file__).parent / "commands").glob("*.py")} - {"__init__"}
+    assert {command.module.rpartition(".")[2] for command in COMMANDS.values()} == modules
+
+
 @every("name", COMMANDS)
 def test_every_command_has_help(name: str, main: Scanlake) -> None:
     """`scanlake COMMAND --help` shows the first line of its `run`, options in plain types, and where the others are.

@@ -1,1 +1,1 @@
-"""The commands, one file for each; `cli.app` finds them."""
+"""The commands, one file for each; `cli.app` names them all."""

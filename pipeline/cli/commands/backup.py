@@ -14,7 +14,6 @@ from pipeline.publish.stores import open_location
 from pipeline.settings.locations import parse_location
 from schemas.timestamps import now_us
 
-GROUP: Final = "Maintain the lake"
 EXAMPLES: Final = ("backup /mnt/backup", "backup s3://bucket/backup --with-images")
 IS_MONITORED: Final = True
 RESULT: Final = MirrorResult

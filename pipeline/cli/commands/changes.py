@@ -23,7 +23,6 @@ class ChangeList(Struct, frozen=True):
     files: Sequence[Change]
 
 
-GROUP: Final = "Use the data"
 EXAMPLES: Final = ("changes --since 1", "changes --since 1 --until 3 --json")
 RESULT: Final = ChangeList
 

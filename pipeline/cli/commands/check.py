@@ -32,7 +32,6 @@ from pipeline.settings.settings import Settings, require_base_url
 from pipeline.sync.after_run import check_channels
 from pipeline.sync.run_result import RunResult
 
-GROUP: Final = "Maintain the lake"
 EXAMPLES: Final = ("check", "check --backup /mnt/backup")
 TAKES_ALL_SOURCES: Final = True
 RESULT: Final = CheckResult

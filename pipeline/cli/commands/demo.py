@@ -24,7 +24,6 @@ from pipeline.processes.event_loop import run_async
 from pipeline.query.browse import DOCUMENTED_QUERIES
 from pipeline.settings.locations import encode_path
 
-GROUP: Final = "Try it out"
 EXAMPLES: Final = ("demo", "demo --files 500 --folder trial")
 
 _MARKER: Final = "made-by-scanlake-demo"

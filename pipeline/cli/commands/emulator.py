@@ -20,7 +20,6 @@ from pipeline.emulator.process import describe_all_options, parse_faults, serve
 from pipeline.emulator.server import DEFAULT_TOKEN, Emulator
 from pipeline.errors import ExitCode, SettingsError
 
-GROUP: Final = "Try it out"
 EXAMPLES: Final = ("emulator --churn 2", "emulator --quirk order=shuffled --fault 429=0.02")
 
 _PORT_ERRNOS: Final = frozenset({errno.EADDRINUSE, errno.EACCES, errno.EPERM, errno.EADDRNOTAVAIL})

@@ -15,7 +15,6 @@ from pipeline.query.export import run_export, select_tables
 from pipeline.query.reader import open_catalog, run_interruptibly, warn_if_incomplete
 from pipeline.settings.locations import is_file_name
 
-GROUP: Final = "Use the data"
 EXAMPLES: Final = ("export tables --format csv", "export files.xlsx --tables files,uploads")
 
 

@@ -27,7 +27,6 @@ from schemas.json_decode import decode_object
 from schemas.timestamps import parse_instant, to_datetime
 from schemas.value_types import encode_json
 
-GROUP: Final = "Use the data"
 EXAMPLES: Final = ("files --since 2026-01-01 --open", "files SC06327281 --json")
 
 _DEFAULT_FILES: Final = 50

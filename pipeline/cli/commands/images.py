@@ -15,7 +15,6 @@ from pipeline.output.formatting import format_bytes, pluralize
 from pipeline.output.redaction import to_one_line
 from pipeline.settings.settings import require_base_url
 
-GROUP: Final = "Fetch data"
 EXAMPLES: Final = ("images --dry-run", 'images --where "uploads.has_damage"')
 IS_MONITORED: Final = True
 RESULT: Final = ImageSummary | WorkCounts

@@ -16,7 +16,6 @@ from pipeline.output.formatting import format_bytes, pluralize
 from pipeline.query.reader import open_catalog, run_interruptibly, warn_if_incomplete
 from pipeline.settings.locations import parse_folder
 
-GROUP: Final = "Fetch data"
 EXAMPLES: Final = ("images export -o photos", 'images export -o damage --where "uploads.has_damage"')
 RESULT: Final = ExportedImages
 

@@ -31,7 +31,6 @@ from pipeline.settings.locations import encode_path
 from pipeline.settings.settings import TOKEN_VARIABLE, render_settings_file, validate_token
 from pipeline.settings.urls import API_PREFIX, is_loopback
 
-GROUP: Final = "Set up"
 EXAMPLES: Final = ("init", "init --set base_url=https://service.example --set token_file=token")
 
 _TOKEN_NAME: Final = "token"  # noqa: S105 - the file's name, not a token

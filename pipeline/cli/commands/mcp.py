@@ -40,7 +40,6 @@ try:  # the extra `mcp`
 except ImportError:
     _is_installed = False
 
-GROUP: Final = "Use the data"
 EXAMPLES: Final = ("mcp", "mcp --lake /srv/lake --max-rows 1000")
 
 _MAX_RESULT_BYTES: Final = 200_000

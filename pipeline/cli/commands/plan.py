@@ -9,7 +9,6 @@ from pipeline.processes.event_loop import run_async
 from pipeline.settings.settings import require_base_url
 from pipeline.sync.plan import SyncPlan, plan_sync
 
-GROUP: Final = "Fetch data"
 EXAMPLES: Final = ("plan", "plan --json")
 RESULT: Final = SyncPlan
 

@@ -17,7 +17,6 @@ from pipeline.publish.stores import open_store
 from pipeline.settings.locations import parse_store_url
 from schemas.timestamps import now_us
 
-GROUP: Final = "Maintain the lake"
 EXAMPLES: Final = ("publish --to s3://bucket/lake", "publish --iceberg")
 IS_MONITORED: Final = True
 

@@ -50,7 +50,6 @@ class Erasure(Struct, frozen=True):
     copies: tuple[ErasedCopy, ...] = ()
 
 
-GROUP: Final = "Maintain the lake"
 EXAMPLES: Final = ("purge 10000011 --dry-run", "purge 10000011 10000012 --requested-by legal")
 RESULT: Final = PurgePlan | Erasure
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     import duckdb
 
-GROUP: Final = "Use the data"
 EXAMPLES: Final = ('query "FROM files LIMIT 10"', 'query "FROM file_summary" -o files.csv')
 
 _Format = Literal["table", "csv", "json", "jsonl", "parquet", "xlsx"]

@@ -12,7 +12,6 @@ from pipeline.lake.ray_tasks import open_ray
 from pipeline.lake.rebuild import RebuildResult, rebuild
 from pipeline.output.formatting import pluralize
 
-GROUP: Final = "Maintain the lake"
 EXAMPLES: Final = ("rebuild", "rebuild --on ray")
 RESULT: Final = RebuildResult
 

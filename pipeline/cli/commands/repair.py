@@ -13,7 +13,6 @@ from pipeline.lake.repair import LakeCheck, check_files, repair_files
 from pipeline.output.findings import CheckResult, Severity, collect, format_finding
 from pipeline.output.formatting import pluralize
 
-GROUP: Final = "Maintain the lake"
 EXAMPLES: Final = ("repair --dry-run", "repair --read-data")
 RESULT: Final = CheckResult
 

@@ -31,7 +31,6 @@ from pipeline.reports.signing import sign
 from pipeline.settings.locations import parse_folder
 from pipeline.settings.settings import Settings, require_base_url
 
-GROUP: Final = "Use the data"
 EXAMPLES: Final = ('report --where "closed" -o reports --dry-run', "report --ids ids.txt -o reports --per-file")
 IS_MONITORED: Final = True
 

@@ -15,7 +15,6 @@ from pipeline.publish.restore import restore_backup
 from pipeline.publish.stores import open_location
 from pipeline.settings.locations import parse_location
 
-GROUP: Final = "Maintain the lake"
 EXAMPLES: Final = ("restore /mnt/backup", "restore s3://bucket/backup /srv/lake")
 
 

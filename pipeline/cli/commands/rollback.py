@@ -33,7 +33,6 @@ class RollbackUndone(Struct, frozen=True):
     was_rolled_back_to: int | None
 
 
-GROUP: Final = "Maintain the lake"
 EXAMPLES: Final = ("rollback 12", "rollback --undo")
 RESULT: Final = RollbackResult | RollbackUndone
 

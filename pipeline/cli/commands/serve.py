@@ -29,7 +29,6 @@ from pipeline.settings.settings import Settings
 from pipeline.sync.run_result import find_failures
 from schemas.timestamps import to_datetime
 
-GROUP: Final = "Use the data"
 EXAMPLES: Final = ("serve", "serve --write dashboard.html")
 
 _MAX_RUNS: Final = 20  # on the dashboard

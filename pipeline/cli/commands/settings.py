@@ -16,7 +16,6 @@ from pipeline.settings.layers import source_names
 from pipeline.settings.settings import SETTINGS, render_settings_file
 from pipeline.settings.tokens import Secret
 
-GROUP: Final = "Set up"
 EXAMPLES: Final = ("settings", "settings --template > scanlake.toml")
 
 

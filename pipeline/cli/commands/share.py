@@ -29,7 +29,6 @@ from pipeline.settings.settings import Settings, require_base_url
 from schemas.requests import ShareRequest
 from schemas.timestamps import now_us
 
-GROUP: Final = "Use the data"
 EXAMPLES: Final = ("share SC06327281 --expires 2027-01-01", "share --where closed --language en")
 
 _COLUMNS: Final = ShareOutcome.__struct_fields__

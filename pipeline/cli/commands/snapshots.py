@@ -41,7 +41,6 @@ class SnapshotList(Struct, frozen=True):
     snapshots: Sequence[SnapshotStatus]
 
 
-GROUP: Final = "Maintain the lake"
 EXAMPLES: Final = ("snapshots", "snapshots --json")
 RESULT: Final = SnapshotList
 

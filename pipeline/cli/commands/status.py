@@ -148,7 +148,6 @@ class LakeStatus(Struct, frozen=True):
     rejects: Sequence[RejectedFiles] = ()
 
 
-GROUP: Final = "Use the data"
 EXAMPLES: Final = ("status", "status --all --json")
 TAKES_ALL_SOURCES: Final = True
 RESULT: Final = LakeStatus

@@ -23,7 +23,6 @@ from pipeline.sync.after_run import LakeStats, RunDelta, measure_delta, report_k
 from pipeline.sync.sync import SyncSummary, TimeRange, sync
 from pipeline.sync.verify import VerifyResult, VerifyStopped, verify_if_due
 
-GROUP: Final = "Fetch data"
 EXAMPLES: Final = ("sync", "sync --limit 100")
 IS_MONITORED: Final = True
 

@@ -12,7 +12,6 @@ from pipeline.errors import ExitCode, SettingsError
 from pipeline.output.tables import format_table
 from pipeline.query.reader import fetch_catalog_columns, fetch_dicts, open_catalog
 
-GROUP: Final = "Use the data"
 EXAMPLES: Final = ("tables", "tables uploads")
 
 

@@ -12,7 +12,6 @@ from pipeline.processes.event_loop import run_async
 from pipeline.settings.settings import require_base_url
 from pipeline.sync.verify import VerifyMode, VerifyResult, verify
 
-GROUP: Final = "Fetch data"
 EXAMPLES: Final = ("verify", "verify --dry-run")
 IS_MONITORED: Final = True
 TAKES_ALL_SOURCES: Final = True
