@@ -12,6 +12,7 @@ from pipeline.atomic_files import fsync_dir
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake import catalog, parts, retention
 from pipeline.lake.catalog_tables import CatalogSpec
+from pipeline.lake.documents import read_references, write_pending_rows
 from pipeline.lake.folder_checks import require_lake_or_empty
 from pipeline.lake.integrity import check_parts_exist, refuse_foreign_entries
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, FolderKind, has_restore_mark
@@ -19,7 +20,6 @@ from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.ledger import Ledger, integrity_problem
 from pipeline.lake.ledger_format import REBUILD_HINT, describe_ledger, identify_ledger
 from pipeline.lake.ledger_rebuild import list_documents, rebuild_ledger
-from pipeline.lake.part_rows import read_references, write_pending_rows
 from pipeline.version import __version__
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, SCHEMA_VERSION, TABLES
 

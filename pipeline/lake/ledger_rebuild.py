@@ -20,13 +20,13 @@ from pipeline.atomic_files import atomic_write, damaged_name, fsync_file
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.findings import damage, warning
 from pipeline.lake.catalog_tables import PART_COLUMNS, read_kept_properties, read_spec
+from pipeline.lake.documents import VERSION_COLUMNS, iter_raw_batches, read_part, read_versions, write_pending_rows
 from pipeline.lake.duckdb import classify_read_error, first_line, read_database
 from pipeline.lake.image_store import COLUMNS
 from pipeline.lake.lake_folder import has_restore_mark
 from pipeline.lake.layout import is_part_name, list_part_files, list_snapshots, translate_os_errors
 from pipeline.lake.ledger import Ledger, insert, insert_all, record_drift, require_publish, set_properties
 from pipeline.lake.ledger_queries import Commit, SnapshotRecord
-from pipeline.lake.part_rows import VERSION_COLUMNS, iter_raw_batches, read_part, read_versions, write_pending_rows
 from pipeline.lake.parts import RAW_TABLE, RowBuffer, describe_part, is_own_part
 from pipeline.logs import log
 from schemas.tables import COMMIT_SEQ_COLUMN, FILES, RAW, TABLES, WORKFLOW_DEFINITION_STEPS, WORKFLOW_DEFINITIONS
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
     from pipeline.findings import Finding
     from pipeline.flatten.flatten import FlattenResult
+    from pipeline.lake.documents import RawCommit
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger_queries import Part
-    from pipeline.lake.part_rows import RawCommit
 
 _BATCH_ROWS: Final = 1_000
 _LOST_RECORDS: Final = (

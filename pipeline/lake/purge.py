@@ -24,12 +24,12 @@ from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.catalog_tables import PURGES, read_parts_sql
+from pipeline.lake.documents import read_references
 from pipeline.lake.duckdb import open_worker_connection, read_database
 from pipeline.lake.image_store import delete_images
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.layout import list_snapshots
 from pipeline.lake.ledger import insert_all, replace_parts, require_publish, set_properties
-from pipeline.lake.part_rows import read_references
 from pipeline.lake.parts import (
     RAW_ROW_GROUP_FILES,
     RAW_TABLE,

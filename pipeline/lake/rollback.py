@@ -13,9 +13,9 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from pipeline.errors import LakePausedError, SettingsError
+from pipeline.lake.documents import VERSION_COLUMNS, read_versions
 from pipeline.lake.duckdb import open_worker_connection
 from pipeline.lake.ledger import insert, insert_all, set_coverage, set_properties
-from pipeline.lake.part_rows import VERSION_COLUMNS, read_versions
 from pipeline.lake.parts import RAW_ROW_GROUP_FILES, RAW_TABLE, check_part_intact, write_raw_rows
 from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import ABSENT, COMMIT_SEQ_COLUMN, DELETED, RAW, RESTORED

@@ -31,7 +31,7 @@ _BATCH_ROWS: Final = 50_000
 _COMPARED: Final = tuple(
     table for table in TABLES if table.is_per_file and table.schema == "main" and table is not DELETED_FILES
 )
-_IGNORED: Final = frozenset({"position", "_fetched_at", "_run_id"})
+_IGNORED: Final = frozenset({"position", "_fetched_at", "_run_id", COMMIT_SEQ_COLUMN})
 
 
 class SnapshotContents(CatalogSpec, frozen=True):
@@ -150,7 +150,7 @@ def _find_differing_columns(db: duckdb.DuckDBPyConnection, file_ids: Sequence[in
 
 def _differences_sql(table: Table, names: Sequence[str], no_rows: str) -> str:
     key = [sql_identifier(name) for name in table.key]
-    order = "position" if "position" in table.arrow.names else "_fetched_at"
+    order = "position" if "position" in table.arrow.names else "file_id"
     rows = (
         f"(SELECT *, row_number() OVER (PARTITION BY {', '.join(key)} ORDER BY {order}) AS occurrence"
         f" FROM (FROM {catalog}.{table.name} UNION ALL BY NAME {no_rows}) WHERE file_id IN (SELECT unnest($ids)))"

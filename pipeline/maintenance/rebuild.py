@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from pipeline import worker_process
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake.part_rows import (
+from pipeline.lake.documents import (
     DefinitionIndex,
     describe_lost_tombstones,
     iter_commits,

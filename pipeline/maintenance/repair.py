@@ -27,6 +27,7 @@ from pipeline.formatting import format_bytes, format_path, pluralize
 from pipeline.lake import integrity
 from pipeline.lake.catalog import refuse_other_databases
 from pipeline.lake.catalog_tables import read_parts
+from pipeline.lake.documents import read_references
 from pipeline.lake.duckdb import read_database
 from pipeline.lake.folder_checks import require_lake, require_lake_or_empty
 from pipeline.lake.integrity import find_damaged_catalogs
@@ -41,7 +42,6 @@ from pipeline.lake.layout import (
 )
 from pipeline.lake.ledger_format import REBUILD_HINT
 from pipeline.lake.ledger_queries import RunRecord
-from pipeline.lake.part_rows import read_references
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.maintenance.rebuild import rebuild

@@ -28,9 +28,9 @@ from pipeline.errors import (
 )
 from pipeline.formatting import pluralize
 from pipeline.lake import retention
+from pipeline.lake.documents import read_documents
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.ledger_queries import RunRecord
-from pipeline.lake.part_rows import read_documents
 from pipeline.lake.rollback import check_not_paused
 from pipeline.logs import log
 from pipeline.sync.batch_sink import BatchSink

@@ -14,7 +14,7 @@ from pipeline.crawl.details import detail_for_key
 from pipeline.crawl.models import CrawlOptions
 from pipeline.errors import SettingsError
 from pipeline.formatting import pluralize
-from pipeline.lake.part_rows import FileIdentity, read_identities
+from pipeline.lake.documents import FileIdentity, read_identities
 from schemas.file_query import MAX_LIMIT_WITH_INCLUDES, FileQuery
 from schemas.json_decode import decode_object
 from schemas.tables import UPLOADS, MergeRule

@@ -19,8 +19,8 @@ from pipeline.crawl.details import detail_for_key, max_deletions
 from pipeline.crawl.models import CrawlOptions, SharedFileIdError
 from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps
 from pipeline.errors import ProtocolError, ScanlakeError, SettingsError, TimeLimitReachedError
+from pipeline.lake.documents import read_documents
 from pipeline.lake.ledger_queries import VerificationRecord
-from pipeline.lake.part_rows import read_documents
 from pipeline.logs import log
 from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.differences import Differences, has_lost_too_many, select_rotating_share, shrunken_list_error

@@ -67,7 +67,7 @@ AREAS: Final = {
             "pipeline/lake/catalog.py",
             "pipeline/lake/catalog_tables.py",
             "pipeline/lake/history.py",
-            "pipeline/lake/part_rows.py",
+            "pipeline/lake/documents.py",
             "pipeline/lake/parts.py",
         ),
         ("tests/lake", "tests/sync", "tests/stateful", "tests/images/test_stored_images.py"),

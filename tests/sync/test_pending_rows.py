@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import ScanlakeError, StorageError
-from pipeline.lake import part_rows
+from pipeline.lake import documents
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.parts import RowBuffer
@@ -104,7 +104,7 @@ async def test_rows_after_a_kill(lake: Path, tmp_path: Path) -> None:
 
 async def test_killed_again_and_again(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that fails while it writes rows, or is killed while it recovers them, leaves them to the next one."""
-    monkeypatch.setattr(part_rows, "RowBuffer", partial(RowBuffer, max_files=12))  # it is full in between
+    monkeypatch.setattr(documents, "RowBuffer", partial(RowBuffer, max_files=12))  # it is full in between
     async with Emulator(40, seed=SEED) as emulator:
         await synced(emulator, lake)
         emulator.world.update(emulator.world.pick_random(30))

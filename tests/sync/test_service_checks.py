@@ -11,8 +11,8 @@ import pytest
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.emulator import Emulator, make_quirks
 from pipeline.errors import AuthenticationError, ProtocolError, SettingsError
+from pipeline.lake.documents import FileIdentity
 from pipeline.lake.lake import Lake
-from pipeline.lake.part_rows import FileIdentity
 from pipeline.sync import service_checks
 from pipeline.sync.verify import VerifyMode
 from tests.rows import every

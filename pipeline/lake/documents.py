@@ -91,7 +91,7 @@ def read_versions(
 
 def iter_commits(batch: pa.RecordBatch) -> Iterator[RawCommit]:
     """Yield the versions in rows of a raw part, by commit, in their order."""
-    versions = _select_kinds(batch, FETCHED, RESTORED)
+    versions = select_kinds(batch, FETCHED, RESTORED)
     for (seq, run_id, texts_from_list), rows in groupby(_versions(versions), key=lambda row: row[:3]):
         yield RawCommit(run_id, seq, texts_from_list, tuple(row[3] for row in rows))
 
@@ -104,13 +104,14 @@ def _versions(batch: pa.RecordBatch) -> Iterator[tuple[int, str, bool, FileVersi
         yield seq, run_id, from_list, FileVersion(file_id, item, detail, updated, fetched, "")
 
 
-def _select_kinds(batch: pa.RecordBatch, *kinds: str) -> pa.RecordBatch:
+def select_kinds(batch: pa.RecordBatch, *kinds: str) -> pa.RecordBatch:
+    """Return the rows of a raw part of some kinds."""
     return batch.filter(pa.array([kind in kinds for kind in batch.column("kind").to_pylist()], pa.bool_()))
 
 
 def select_tombstones(batch: pa.RecordBatch) -> pa.Table:
     """Return the tombstones in rows of a raw part, as rows of `deleted_files`."""
-    tombstones = _select_kinds(batch, DELETED)
+    tombstones = select_kinds(batch, DELETED)
     columns = [
         tombstones.column("_fetched_at" if field.name == "deletion_detected_at" else field.name)
         for field in DELETED_FILES.arrow
