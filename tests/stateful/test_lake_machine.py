@@ -34,7 +34,8 @@ from pipeline.sync.verify import VerifyMode
 from tests.lake.fault_injection import ProcessKilled
 from tests.oracle import DEFINITIONS, TABLES, differences
 from tests.soaking import SOAKING
-from tests.sync.sync_harness import opened, synced, unpublished, verified
+from tests.stateful.held_catalog import HeldCatalog
+from tests.sync.sync_harness import opened, stored, synced, unpublished, verified
 from tests.virtual_time import VirtualLoop
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class LakeMachine(RuleBasedStateMachine):
         self.run(self.emulator.__aenter__())
         self.world = self.emulator.world
         self.deletions = self.backdated = self.has_published = False
+        self.held = HeldCatalog()
 
     def teardown(self) -> None:
         """Whatever has happened: after a quiet sync and a verify lake and service are equal."""
@@ -104,6 +106,8 @@ class LakeMachine(RuleBasedStateMachine):
             DONE["changes"] += self.world.changes
             self.run(self.emulator.__aexit__(None, None, None))
             self.runner.close()
+            DONE["catch-ups"] += self.held.caught_up
+            DONE["rebuilds"] += self.held.rebuilt
             shutil.rmtree(self.folder)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -282,6 +286,10 @@ class LakeMachine(RuleBasedStateMachine):
                         f"CREATE TEMP VIEW {table} AS FROM {name}.main.{table} WHERE file_id IN (SELECT id FROM there)"
                     )
             assert differences(db, truth, history=True) == []
+        # In steps since the last check, in place and by new rows in turn.
+        self.held.catch_up(self.lake, in_place=self.held.caught_up % 2 == 0)
+        with stored(self.lake) as db:
+            assert self.held.differing_rows(db) == []
 
 
 @contextmanager

@@ -1,0 +1,232 @@
+"""Rows of the current versions of files, made again from their documents: by the only way from documents to rows.
+
+Documents travel to tasks, which flatten them here or in other processes; rows come back in the same order. Memory is
+bounded by a few tasks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct
+
+from pipeline import worker_process
+from pipeline.errors import LakeCorruptedError
+from pipeline.lake.documents import iter_commits, iter_raw_batches, select_kinds
+from pipeline.lake.parts import RAW_TABLE
+from schemas.tables import (
+    ABSENT,
+    COMMIT_SEQ_COLUMN,
+    DELETED,
+    DELETED_FILES,
+    FILES,
+    MISFITS,
+    WORKFLOW_DEFINITION_STEPS,
+    WORKFLOW_DEFINITIONS,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.ledger import Ledger
+
+_TASK_FILES: Final = 2_000  # 0.3 seconds of work; a cluster needs some milliseconds for a task
+_TASK_BYTES: Final = 32 * 1024**2  # of documents, decoded; only a single batch can exceed it
+_MAX_PROCESSES: Final = 3  # more would wait for the one that reads and writes
+DEFINITIONS: Final = (WORKFLOW_DEFINITIONS.name, WORKFLOW_DEFINITION_STEPS.name)
+"""The tables whose rows belong to no file."""
+
+
+class CommitRows(Struct, frozen=True):
+    """Rows of commits by table. They replace all rows of their files, and of those that a rollback has removed."""
+
+    tables: Mapping[str, pa.Table]
+    absent: tuple[int, ...] = ()
+
+    @property
+    def file_ids(self) -> list[int]:
+        """The files whose rows they replace."""
+        present = [self.tables[name]["file_id"] for name in (FILES.name, DELETED_FILES.name) if name in self.tables]
+        return [*self.absent, *(file_id for ids in present for file_id in ids.to_pylist())]
+
+
+class FlattenedRows(Struct, frozen=True):
+    """Result of a task: rows by table, and the files whose documents cannot be read."""
+
+    tables: dict[str, pa.Table]
+    rejects: tuple[int | None, ...]
+
+
+class FlattenTask(Struct, frozen=True):
+    """Documents to flatten, and what all of them have in common; see `flatten`. It can be pickled, and repeated."""
+
+    documents: pa.Table
+    known_definitions: frozenset[str]
+
+    def run(self) -> FlattenedRows:
+        """Return the rows of every table, in the order of the documents."""
+        tables: dict[str, list[pa.Table]] = {}
+        rejects: list[int | None] = []
+        for batch in self.documents.to_batches():
+            for commit in iter_commits(batch):
+                flat = commit.flatten(self.known_definitions)
+                rejects += [reject.file_id for reject in flat.rejects]
+                for name, rows in flat.tables.items():
+                    tables.setdefault(name, []).append(rows)
+        return FlattenedRows({name: pa.concat_tables(rows) for name, rows in tables.items()}, tuple(rejects))
+
+
+RunTasks: TypeAlias = Callable[[Iterator[FlattenTask]], Iterable[FlattenedRows]]
+"""Runs tasks, here or on a cluster, and yields their results in their order."""
+
+
+def run_here(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
+    """Run the tasks in this process, one after the other."""
+    return map(FlattenTask.run, tasks)
+
+
+def run_beside(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
+    """Run the tasks in other processes, while this one reads documents and writes rows."""
+    code = f"from {__name__} import FlattenTask, worker_process; worker_process.serve(FlattenTask.run)"
+    count = min(_MAX_PROCESSES, os.cpu_count() or 1)
+    pending: deque[Future[FlattenedRows]] = deque()
+    with ExitStack() as stack:
+        workers: list[worker_process.WorkerProcess] = []
+        with suppress(OSError):  # the system refuses a process, which is no fault of the documents
+            while len(workers) < count:
+                workers.append(stack.enter_context(closing(worker_process.WorkerProcess("flatten", code))))
+        if not workers:
+            yield from run_here(tasks)
+            return
+        idle = deque(workers)
+
+        def run(task: FlattenTask) -> Any:
+            worker = idle.popleft()
+            try:
+                return worker.exchange(task)
+            finally:
+                idle.append(worker)
+
+        threads = stack.enter_context(ThreadPoolExecutor(len(workers)))
+        try:
+            for task in tasks:
+                pending.append(threads.submit(run, task))
+                if len(pending) > len(workers):  # one waits
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for worker in workers:
+                worker.kill()  # after an error it may be at work
+
+
+def iter_current_rows(
+    layout: LakeLayout, ledger: Ledger, *, since_seq: int = 0, run_tasks: RunTasks | None = None
+) -> Iterator[CommitRows]:
+    """Yield the rows of the versions that are current in the ledger, of the commits after one, some files at a time.
+
+    Each file comes once; one without documents does not come. Tasks run by `run_tasks`, by default in other processes
+    if there are several. Raises `LakeCorruptedError` if a part of documents cannot be read.
+    """
+    reader = _DocumentReader(layout, ledger, since_seq)
+    if run_tasks is None:
+        run_tasks = run_beside if reader.count_documents() > _TASK_FILES else run_here
+    try:
+        for flat in run_tasks(reader.iter_tasks()):
+            if flat.rejects:
+                raise LakeCorruptedError(
+                    f"The documents of {len(flat.rejects):,} files cannot be read, for example {flat.rejects[0]}.",
+                    hint="Run `scanlake check`.",
+                )
+            yield CommitRows(flat.tables)
+        yield from reader.others  # last: a file's rows replace all that it has
+    except (OSError, pa.ArrowException) as error:
+        raise LakeCorruptedError(f"documents/{reader.name} cannot be read.", hint="Run `scanlake repair`.") from error
+
+
+class _DocumentReader:
+    """The documents of later commits than one: tasks for the current versions, and rows of everything else."""
+
+    def __init__(self, layout: LakeLayout, ledger: Ledger, since_seq: int) -> None:
+        self._layout, self._ledger, self._since_seq = layout, ledger, since_seq
+        parts = ledger.parts()
+        self._parts = [part for part in parts if part.table_name == RAW_TABLE and part.last_commit_seq > since_seq]
+        self._definitions = ledger.definitions()
+        new = {seq for seq in self._definitions.values() if seq > since_seq}
+        self._seqs_with_definitions = pa.array(sorted(new), pa.int64())
+        self._written: frozenset[str] = frozenset()
+        self.others: list[CommitRows] = []
+        """Rows that were found beside the tasks: of tombstones, of definitions."""
+        self.name = ""
+
+    def count_documents(self) -> int:
+        """Return how many documents there are at most."""
+        return sum(part.row_count for part in self._parts)
+
+    def iter_tasks(self) -> Iterator[FlattenTask]:
+        """Yield the tasks."""
+        known = frozenset(self._definitions)
+        pending: list[pa.RecordBatch] = []
+        for part in self._parts:
+            self.name = part.name.rpartition("/")[2]
+            for batch in iter_raw_batches(self._layout, [part.name]):
+                rows = batch.filter(pc.greater(batch.column(COMMIT_SEQ_COLUMN), self._since_seq))
+                current = self._select_current(rows)
+                self._add_tombstones(rows.filter(current), rows)
+                self._add_definitions(rows, current)
+                pending.append(rows.filter(pc.and_(current, pc.not_equal(rows.column("kind"), DELETED))))
+                size = sum(item.nbytes for item in pending)
+                if sum(item.num_rows for item in pending) >= _TASK_FILES or size >= _TASK_BYTES:
+                    yield FlattenTask(pa.Table.from_batches(pending), known)
+                    pending = []
+        if any(item.num_rows for item in pending):
+            yield FlattenTask(pa.Table.from_batches(pending), known)
+
+    def _select_current(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        """Return for each version whether it is the current one of its file."""
+        ids, seqs = batch.column("file_id").to_pylist(), batch.column(COMMIT_SEQ_COLUMN).to_pylist()
+        versions = self._ledger.file_versions(ids)
+        pairs = ((versions.get(file_id), seq) for file_id, seq in zip(ids, seqs, strict=True))
+        return pa.array([version is not None and version.commit_seq == seq for version, seq in pairs], pa.bool_())
+
+    def _add_tombstones(self, current: pa.RecordBatch, rows: pa.RecordBatch) -> None:
+        """Add the tombstones, and the files that a rollback has removed and no later commit has brought again."""
+        tombstones = select_kinds(current, DELETED)
+        if tombstones.num_rows:
+            columns = [
+                tombstones.column("_fetched_at" if field.name == "deletion_detected_at" else field.name)
+                for field in DELETED_FILES.arrow
+            ]
+            table = pa.Table.from_arrays(columns, schema=DELETED_FILES.arrow)
+            self.others.append(CommitRows({DELETED_FILES.name: table}))
+        absent = select_kinds(rows, ABSENT).column("file_id").to_pylist()
+        if removed := tuple(sorted(set(absent) - self._ledger.file_versions(absent).keys())):
+            self.others.append(CommitRows({}, removed))
+
+    def _add_definitions(self, batch: pa.RecordBatch, current: pa.BooleanArray) -> None:
+        """Add the definitions that were new in the commits of a batch, and the misfits that came with them.
+
+        A definition belongs to the first commit that contains it, in whichever version of a file. What is known then
+        depends on the commits before, so the few commits with definitions are flattened here for them.
+        """
+        of_commit = pc.is_in(batch.column(COMMIT_SEQ_COLUMN), self._seqs_with_definitions)
+        current_ids = batch.column("file_id").filter(current)
+        for commit in iter_commits(batch.filter(of_commit)):
+            known = self._written.union(name for name, first in self._definitions.items() if first != commit.seq)
+            flat = commit.flatten(known)
+            self._written |= flat.definitions
+            tables = {name: flat.tables[name] for name in DEFINITIONS if name in flat.tables}
+            if (misfits := flat.tables.get(MISFITS.name)) is not None:
+                is_of_definition = pc.is_in(misfits["table_name"], pa.array(DEFINITIONS))
+                remaining = pc.and_(pc.is_in(misfits["file_id"], current_ids), is_of_definition)
+                tables[MISFITS.name] = misfits.filter(remaining)
+            self.others.append(CommitRows(tables))
