@@ -6,23 +6,30 @@ bounded by a few tasks.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from functools import partial
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline import worker_process
 from pipeline.errors import LakeCorruptedError
-from pipeline.lake.documents import iter_commits, iter_raw_batches, select_kinds
+from pipeline.lake.documents import describe_lost_tombstones, iter_commits, iter_raw_batches, select_kinds
+from pipeline.lake.duckdb import read_database
+from pipeline.lake.layout import list_snapshots
 from pipeline.lake.parts import RAW_TABLE
 from schemas.tables import (
     ABSENT,
+    BY_NAME,
     COMMIT_SEQ_COLUMN,
     DELETED,
     DELETED_FILES,
@@ -33,7 +40,8 @@ from schemas.tables import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
@@ -130,14 +138,20 @@ def run_beside(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
 
 
 def iter_current_rows(
-    layout: LakeLayout, ledger: Ledger, *, since_seq: int = 0, run_tasks: RunTasks | None = None
+    layout: LakeLayout,
+    ledger: Ledger,
+    *,
+    since_seq: int = 0,
+    skip: tuple[int, int] = (0, 0),
+    run_tasks: RunTasks | None = None,
 ) -> Iterator[CommitRows]:
-    """Yield the rows of the versions that are current in the ledger, of the commits after one, some files at a time.
+    """Yield the rows of the versions that are current in the ledger, some files at a time.
 
-    Each file comes once; one without documents does not come. Tasks run by `run_tasks`, by default in other processes
-    if there are several. Raises `LakeCorruptedError` if a part of documents cannot be read.
+    They are of the commits after `since_seq`, but for those of the span `skip`. Each file comes once; one without
+    documents does not come. Tasks run by `run_tasks`, by default in other processes if there are several. Raises
+    `LakeCorruptedError` if a part of documents cannot be read.
     """
-    reader = _DocumentReader(layout, ledger, since_seq)
+    reader = _DocumentReader(layout, ledger, since_seq, skip)
     if run_tasks is None:
         run_tasks = run_beside if reader.count_documents() > _TASK_FILES else run_here
     try:
@@ -153,16 +167,25 @@ def iter_current_rows(
         raise LakeCorruptedError(f"documents/{reader.name} cannot be read.", hint="Run `scanlake repair`.") from error
 
 
-class _DocumentReader:
-    """The documents of later commits than one: tasks for the current versions, and rows of everything else."""
+def _mask(values: Iterable[bool]) -> pa.BooleanArray:
+    """Return what a filter takes. `pyarrow.compute` takes long to load, and a small run is over then."""
+    return pa.array(list(values), pa.bool_())
 
-    def __init__(self, layout: LakeLayout, ledger: Ledger, since_seq: int) -> None:
-        self._layout, self._ledger, self._since_seq = layout, ledger, since_seq
-        parts = ledger.parts()
-        self._parts = [part for part in parts if part.table_name == RAW_TABLE and part.last_commit_seq > since_seq]
+
+class _DocumentReader:
+    """The documents of some commits: tasks for the current versions, and rows of everything else."""
+
+    def __init__(self, layout: LakeLayout, ledger: Ledger, since_seq: int, skip: tuple[int, int]) -> None:
+        self._layout, self._ledger, self._since_seq, self._skip = layout, ledger, since_seq, skip
+        self._parts = [
+            part
+            for part in ledger.parts()
+            if part.table_name == RAW_TABLE
+            and part.last_commit_seq > since_seq
+            and not skip[0] <= part.first_commit_seq <= part.last_commit_seq <= skip[1]
+        ]
         self._definitions = ledger.definitions()
-        new = {seq for seq in self._definitions.values() if seq > since_seq}
-        self._seqs_with_definitions = pa.array(sorted(new), pa.int64())
+        self._seqs_with_definitions = frozenset(self._definitions.values())
         self._written: frozenset[str] = frozenset()
         self.others: list[CommitRows] = []
         """Rows that were found beside the tasks: of tombstones, of definitions."""
@@ -179,11 +202,15 @@ class _DocumentReader:
         for part in self._parts:
             self.name = part.name.rpartition("/")[2]
             for batch in iter_raw_batches(self._layout, [part.name]):
-                rows = batch.filter(pc.greater(batch.column(COMMIT_SEQ_COLUMN), self._since_seq))
+                seqs = batch.column(COMMIT_SEQ_COLUMN).to_pylist()
+                rows = batch.filter(
+                    _mask(seq > self._since_seq and not self._skip[0] <= seq <= self._skip[1] for seq in seqs)
+                )
                 current = self._select_current(rows)
-                self._add_tombstones(rows.filter(current), rows)
+                self._add_tombstones(rows.filter(_mask(current)), rows)
                 self._add_definitions(rows, current)
-                pending.append(rows.filter(pc.and_(current, pc.not_equal(rows.column("kind"), DELETED))))
+                kinds = rows.column("kind").to_pylist()
+                pending.append(rows.filter(_mask(map(operator.and_, current, (kind != DELETED for kind in kinds)))))
                 size = sum(item.nbytes for item in pending)
                 if sum(item.num_rows for item in pending) >= _TASK_FILES or size >= _TASK_BYTES:
                     yield FlattenTask(pa.Table.from_batches(pending), known)
@@ -191,12 +218,12 @@ class _DocumentReader:
         if any(item.num_rows for item in pending):
             yield FlattenTask(pa.Table.from_batches(pending), known)
 
-    def _select_current(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+    def _select_current(self, batch: pa.RecordBatch) -> list[bool]:
         """Return for each version whether it is the current one of its file."""
         ids, seqs = batch.column("file_id").to_pylist(), batch.column(COMMIT_SEQ_COLUMN).to_pylist()
         versions = self._ledger.file_versions(ids)
         pairs = ((versions.get(file_id), seq) for file_id, seq in zip(ids, seqs, strict=True))
-        return pa.array([version is not None and version.commit_seq == seq for version, seq in pairs], pa.bool_())
+        return [version is not None and version.commit_seq == seq for version, seq in pairs]
 
     def _add_tombstones(self, current: pa.RecordBatch, rows: pa.RecordBatch) -> None:
         """Add the tombstones, and the files that a rollback has removed and no later commit has brought again."""
@@ -212,21 +239,70 @@ class _DocumentReader:
         if removed := tuple(sorted(set(absent) - self._ledger.file_versions(absent).keys())):
             self.others.append(CommitRows({}, removed))
 
-    def _add_definitions(self, batch: pa.RecordBatch, current: pa.BooleanArray) -> None:
+    def _add_definitions(self, batch: pa.RecordBatch, current: Sequence[bool]) -> None:
         """Add the definitions that were new in the commits of a batch, and the misfits that came with them.
 
         A definition belongs to the first commit that contains it, in whichever version of a file. What is known then
         depends on the commits before, so the few commits with definitions are flattened here for them.
         """
-        of_commit = pc.is_in(batch.column(COMMIT_SEQ_COLUMN), self._seqs_with_definitions)
-        current_ids = batch.column("file_id").filter(current)
-        for commit in iter_commits(batch.filter(of_commit)):
+        seqs, file_ids = (batch.column(name).to_pylist() for name in (COMMIT_SEQ_COLUMN, "file_id"))
+        current_ids = set(compress(file_ids, current))
+        for commit in iter_commits(batch.filter(_mask(seq in self._seqs_with_definitions for seq in seqs))):
             known = self._written.union(name for name, first in self._definitions.items() if first != commit.seq)
             flat = commit.flatten(known)
             self._written |= flat.definitions
             tables = {name: flat.tables[name] for name in DEFINITIONS if name in flat.tables}
             if (misfits := flat.tables.get(MISFITS.name)) is not None:
-                is_of_definition = pc.is_in(misfits["table_name"], pa.array(DEFINITIONS))
-                remaining = pc.and_(pc.is_in(misfits["file_id"], current_ids), is_of_definition)
-                tables[MISFITS.name] = misfits.filter(remaining)
+                names = zip(misfits["table_name"].to_pylist(), misfits["file_id"].to_pylist(), strict=True)
+                is_left = (table in DEFINITIONS and file_id in current_ids for table, file_id in names)
+                tables[MISFITS.name] = misfits.filter(_mask(is_left))
             self.others.append(CommitRows(tables))
+
+
+# Rows without documents
+
+
+def read_lost_rows(db: duckdb.DuckDBPyConnection, layout: LakeLayout, ledger: Ledger) -> Iterator[CommitRows]:
+    """Yield the rows that no document has any more: of deletions, as the ledger knows them, and of definitions.
+
+    `db` is an open catalog with all rows of documents. A definition comes from the last catalog, from a snapshot or
+    from an output; one that is nowhere leaves the ledger, and the next file with it brings it again.
+    """
+    known = {file_id for (file_id,) in db.execute(f"SELECT file_id FROM {DELETED_FILES.qualified_name}").fetchall()}
+    if len(known) < ledger.count_deleted_files():
+        yield CommitRows({DELETED_FILES.name: describe_lost_tombstones(ledger, known)})
+    key, table = WORKFLOW_DEFINITIONS.key[0], WORKFLOW_DEFINITIONS.qualified_name
+    written = {name for (name,) in db.execute(f"SELECT {key} FROM {table}").fetchall()}
+    lost = ledger.definitions().keys() - written
+    databases = [layout.catalog, *(path for _, path in reversed(list_snapshots(layout)))]
+    sources = [*map(partial(_read_tables, lost=lost), databases), *_read_outputs(layout, ledger, lost)] if lost else []
+    for tables in sources:
+        if WORKFLOW_DEFINITIONS.name in tables:
+            lost -= set(tables[WORKFLOW_DEFINITIONS.name][key].to_pylist())
+        yield CommitRows(tables)
+    if lost:
+        ledger.delete_definitions(sorted(lost))
+
+
+def _read_tables(path: Path, lost: Collection[str]) -> dict[str, pa.Table]:
+    """Return the rows of some definitions in a catalog; none if it cannot be read."""
+    tables: dict[str, pa.Table] = {}
+    with suppress(duckdb.Error, pa.ArrowException, KeyError, OSError), read_database(path) as db:
+        for name in DEFINITIONS:
+            rows = db.sql(f"FROM {BY_NAME[name].qualified_name}").to_arrow_table()
+            tables[name] = _select_definitions(rows, name, lost)
+    return tables
+
+
+def _read_outputs(layout: LakeLayout, ledger: Ledger, lost: Collection[str]) -> Iterator[dict[str, pa.Table]]:
+    for part in ledger.parts():
+        if part.table_name in DEFINITIONS:
+            with suppress(pa.ArrowException, KeyError, OSError):
+                rows = pq.read_table(layout.part_path(part.name))
+                yield {part.table_name: _select_definitions(rows, part.table_name, lost)}
+
+
+def _select_definitions(rows: pa.Table, name: str, lost: Collection[str]) -> pa.Table:
+    is_lost = _mask(key in lost for key in rows[WORKFLOW_DEFINITIONS.key[0]].to_pylist())
+    schema = BY_NAME[name].arrow
+    return rows.filter(is_lost).select(schema.names).cast(schema)

@@ -1,10 +1,11 @@
-"""Rows of parts, read back: documents as received, versions of files, and values of single files.
+"""Documents, read back: as received, versions of files, and values of single files.
 
-Documents suffice to rebuild all rows without a call to the service. No reader of a catalog can lock the parts.
+They suffice to make all rows without a call to the service. No reader of a catalog can lock them.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -13,31 +14,23 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.flatten.flatten import FlattenResult, flatten
-from pipeline.lake.duckdb import first_line, open_worker_connection
+from pipeline.lake.duckdb import open_worker_connection
 from pipeline.lake.ledger_queries import FileVersionRecord
-from pipeline.lake.parts import RAW_TABLE, RowBuffer
+from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.sql import sql_read_parquet
-from pipeline.logs import log
 from schemas.file_versions import FileVersion
-from schemas.tables import ABSENT, COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FETCHED, FILES, RESTORED, UPLOADS
-from schemas.timestamps import now_us
+from schemas.tables import ABSENT, COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FETCHED, FILES, RAW, RESTORED, UPLOADS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    import duckdb
+    from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
-    from pipeline.lake.ledger_queries import Part
-    from schemas.tables import Table
 
 VERSION_COLUMNS: Final = FileVersionRecord.__struct_fields__
 """The columns of the ledger's table file_version."""
 _DOCUMENTS_PER_BATCH: Final = 500
 _VERSIONS_PER_BATCH: Final = 50_000
-_REASON = "the documents were damaged before their rows were written; the next sync fetches the file again"
 
 
 class RawCommit(Struct, frozen=True):
@@ -109,16 +102,6 @@ def select_kinds(batch: pa.RecordBatch, *kinds: str) -> pa.RecordBatch:
     return batch.filter(pa.array([kind in kinds for kind in batch.column("kind").to_pylist()], pa.bool_()))
 
 
-def select_tombstones(batch: pa.RecordBatch) -> pa.Table:
-    """Return the tombstones in rows of a raw part, as rows of `deleted_files`."""
-    tombstones = select_kinds(batch, DELETED)
-    columns = [
-        tombstones.column("_fetched_at" if field.name == "deletion_detected_at" else field.name)
-        for field in DELETED_FILES.arrow
-    ]
-    return pa.Table.from_arrays(columns, schema=DELETED_FILES.arrow)
-
-
 def describe_lost_tombstones(ledger: Ledger, known: Collection[int]) -> pa.Table:
     """Return rows of `deleted_files` for tombstones that were lost with a damaged part, as the ledger knows them."""
     detected_at = "coalesce(run.ended_at, run.started_at, fetched_at)"
@@ -129,71 +112,6 @@ def describe_lost_tombstones(ledger: Ledger, known: Collection[int]) -> pa.Table
     )
     lost = [dict(row) for row in rows if row["file_id"] not in known]
     return pa.Table.from_pylist(lost, schema=DELETED_FILES.arrow)
-
-
-class DefinitionIndex:
-    """The workflow definitions and their commits. Each is written once, with the first commit that contains it."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.all: Mapping[str, int] = ledger.definitions()
-        self.seqs = frozenset(self.all.values())
-        self.written: frozenset[str] = frozenset()
-
-    def select_known(self, seq: int) -> frozenset[str]:
-        """Return the definitions that rows of commit `seq` must not repeat."""
-        return self.written.union(name for name, first in self.all.items() if first != seq)
-
-
-# Rows that are pending
-
-
-def write_pending_rows(
-    layout: LakeLayout, ledger: Ledger, on_commit: Callable[[RawCommit, FlattenResult], None] | None = None
-) -> None:
-    """Write the pending rows of the lake as parts, if there are any; show each commit to `on_commit`.
-
-    Raises `StorageError`. A file whose documents cannot be read leaves the tables, and the next sync fetches it again.
-    """
-    first = ledger.properties.pending_rows_from
-    if first is None:
-        return
-    raw = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part.first_commit_seq >= first]
-    definitions = DefinitionIndex(ledger)
-    buffer = RowBuffer(layout, span=(first, ledger.next_commit_seq() - 1))
-    flattened: set[tuple[int, int]] = set()
-    written: list[Part] = []
-    for part in raw:
-        try:
-            for batch in iter_raw_batches(layout, [part.name]):
-                buffer.add({DELETED_FILES.name: select_tombstones(batch)})
-                for commit in iter_commits(batch):
-                    flat = commit.flatten(definitions.select_known(commit.seq))
-                    definitions.written |= flat.definitions
-                    if on_commit is not None:
-                        on_commit(commit, flat)
-                    buffer.add(flat.tables)
-                    if (files := flat.tables.get(FILES.name)) is not None:
-                        flattened.update((file_id, commit.seq) for file_id in files["file_id"].to_pylist())
-        except (OSError, pa.ArrowException) as error:
-            log.warning("raw.read_failed", part=part.name, error=first_line(error))
-        if buffer.is_full:
-            written += buffer.write()
-    written += buffer.write()
-    # Before the rows count: a run that is killed in between finds the same files again.
-    _forget_lost_files(ledger, set(ledger.file_commit_seqs((first, ledger.next_commit_seq()))) - flattened)
-    lost_definitions = {name for name, seq in definitions.all.items() if seq >= first} - definitions.written
-    if lost_definitions:
-        ledger.delete_definitions(sorted(lost_definitions))
-    ledger.add_rows(written)
-    log.info("rows.written", versions=len(flattened))
-
-
-def _forget_lost_files(ledger: Ledger, lost: set[tuple[int, int]]) -> None:
-    if lost:
-        run = ledger.last_run()
-        documents = {file_id: b'{"id": %d}' % file_id for file_id, _ in sorted(lost)}
-        run_id = "" if run is None else run.run_id
-        ledger.queue_refetch(documents, incomplete=set(documents), reason=_REASON, run_id=run_id, at=now_us())
 
 
 # Single files
@@ -208,32 +126,39 @@ class FileIdentity(Struct, frozen=True):
 
 
 def read_identities(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, FileIdentity]:
-    """Return the identities of some files, given as {file_id: commit_seq}."""
-    created = "{'reference': scan_code, 'created_at': epoch_us(created_at)}"
-    with open_worker_connection(layout.spill_dir) as db:
-        files = _read_column(db, created, layout, _part_names(ledger, FILES.name, versions), versions)
-        names = _part_names(ledger, UPLOADS.name, versions)
-        uploads = _read_column(db, "list(id)", layout, names, versions, group=True)
-    return {
-        file_id: FileIdentity(**values, upload_ids=frozenset(uploads.get(file_id) or ()))
-        for file_id, values in files.items()
-    }
+    """Return the identities of some files, given as {file_id: commit_seq}, as their documents show them.
 
-
-def read_part(path: Path, table: Table) -> pa.Table:
-    """Return the rows of a part with the columns that its table has now."""
-    rows = pq.read_table(path)
-    columns = [
-        rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
-        for field in table.arrow
-    ]
-    return pa.table(columns, names=table.arrow.names).cast(table.arrow)
+    A file whose documents cannot be read is absent.
+    """
+    identities: dict[int, FileIdentity] = {}
+    for batch in _read_rows(layout, ledger, versions).to_batches():
+        for commit in iter_commits(batch):
+            tables = commit.flatten(()).tables
+            uploads: defaultdict[int, set[int]] = defaultdict(set)
+            for row in tables[UPLOADS.name].select(["file_id", "id"]).to_pylist() if UPLOADS.name in tables else ():
+                uploads[row["file_id"]].add(row["id"])
+            created_at = tables[FILES.name]["created_at"].cast(pa.int64()).to_pylist()
+            names = (tables[FILES.name][name].to_pylist() for name in ("file_id", "scan_code"))
+            for file_id, reference, created in zip(*names, created_at, strict=True):
+                identities[file_id] = FileIdentity(reference, created, frozenset(uploads[file_id]))
+    return identities
 
 
 def read_references(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, str | None]:
     """Return the references of some files, given as {file_id: commit_seq}."""
+    return {key: identity.reference for key, identity in read_identities(layout, ledger, versions).items()}
+
+
+def _read_rows(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> pa.Table:
+    """Return the rows of some versions in the raw parts."""
+    paths = [layout.part_path(name) for name in _part_names(ledger, versions)]
+    if not paths:
+        return RAW.empty_table()
     with open_worker_connection(layout.spill_dir) as db:
-        return _read_column(db, "scan_code", layout, _part_names(ledger, FILES.name, versions), versions)
+        sql = f"FROM {sql_read_parquet(paths)} WHERE file_id = ANY($ids) ORDER BY {COMMIT_SEQ_COLUMN}"
+        rows: pa.Table = db.sql(sql, params={"ids": list(versions)}).to_arrow_table()
+    pairs = zip(*(rows[name].to_pylist() for name in ("file_id", COMMIT_SEQ_COLUMN)), strict=True)
+    return rows.filter(pa.array([versions[file_id] == seq for file_id, seq in pairs], pa.bool_()))
 
 
 def read_documents(
@@ -244,35 +169,20 @@ def read_documents(
     Files without a document are absent. Only the parts of those commits are read: files of neighbouring commits,
     requested together, cost least.
     """
-    if not versions:
+    paths = [layout.part_path(name) for name in _part_names(ledger, versions)]
+    if not paths:
         return {}
     with open_worker_connection(layout.spill_dir) as db:
-        return _read_column(db, column, layout, _part_names(ledger, RAW_TABLE, versions), versions)
+        query = f"SELECT file_id, {COMMIT_SEQ_COLUMN}, {column} FROM {sql_read_parquet(paths)}"
+        rows = db.execute(f"{query} WHERE file_id = ANY($ids)", {"ids": list(versions)}).fetchall()
+    return {file_id: value for file_id, seq, value in rows if versions[file_id] == seq}
 
 
-def _part_names(ledger: Ledger, table: str, versions: Mapping[int, int]) -> list[str]:
-    """Return the names of the table's parts that contain those commits."""
+def _part_names(ledger: Ledger, versions: Mapping[int, int]) -> list[str]:
+    """Return the names of the raw parts that contain those commits."""
     seqs = set(versions.values())
     return [
         part.name
         for part in ledger.parts()
-        if part.table_name == table and any(part.first_commit_seq <= seq <= part.last_commit_seq for seq in seqs)
+        if part.table_name == RAW_TABLE and any(part.first_commit_seq <= seq <= part.last_commit_seq for seq in seqs)
     ]
-
-
-def _read_column(
-    db: duckdb.DuckDBPyConnection,
-    column: str,
-    layout: LakeLayout,
-    names: list[str],
-    versions: Mapping[int, int],
-    *,
-    group: bool = False,
-) -> dict[int, Any]:
-    if not names:
-        return {}
-    source = sql_read_parquet(map(layout.part_path, names))
-    query = f"SELECT file_id, {COMMIT_SEQ_COLUMN}, {column} FROM {source} WHERE file_id = ANY($ids)"
-    query += " GROUP BY ALL" if group else ""
-    rows = db.execute(query, {"ids": list(versions)}).fetchall()
-    return {file_id: value for file_id, seq, value in rows if versions[file_id] == seq}

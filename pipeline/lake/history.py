@@ -15,24 +15,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import LakeCorruptedError
-from pipeline.lake.catalog_tables import CHANGED_FILES, read_parts_sql, select_documents_sql
+from pipeline.lake.catalog_tables import read_documents_sql
 from pipeline.lake.duckdb import halve_memory, write_comments
-from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.sql import sql_identifier, sql_literal
 from pipeline.lake.views import View
 from schemas import value_types
-from schemas.tables import COMMIT_SEQ_COLUMN, FETCHED, FILES, RAW, Column
+from schemas.tables import COMMIT_SEQ_COLUMN, FETCHED, FILES, Column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import duckdb
 
-    from pipeline.lake.catalog_tables import CatalogSpec
-    from pipeline.lake.layout import LakeLayout
 
 _VERSIONS: Final = "main.file_versions"
 _EVENTS: Final = "main.file_events"
+HISTORY: Final = (_VERSIONS, _EVENTS)
+"""The tables of this module."""
+_CHANGED_FILES: Final = "changed_file"
 _BATCH_BYTES: Final = 4 * 1024**2  # of documents that one statement reads
 _INHERITED: Final = frozenset({"id", "file_id", "updated_at"})  # each version has them
 _COLUMNS: Final = tuple(column for column in FILES.from_wire if column.wire_key not in _INHERITED)
@@ -138,30 +138,32 @@ FILE_EVENTS: Final = View(
 
 def create_history(db: duckdb.DuckDBPyConnection) -> None:
     """Create the tables without rows. Those of the lake exist."""
-    no_documents = read_parts_sql(RAW, ())
+    no_documents = read_documents_sql(())
     versions = select_current_versions_sql(no_documents, since_seq=0)
     for view, query in ((FILE_VERSIONS, versions), (FILE_EVENTS, select_events_sql(_VERSIONS))):
         db.execute(f"CREATE TABLE main.{view.name} AS {query}")
         write_comments(db, "TABLE", f"main.{view.name}", view.comment, view.columns)
 
 
-def write_history(db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec: CatalogSpec, *, since_seq: int) -> None:
-    """Add the versions of later commits than one, and write the events of their files."""
-    documents = select_documents_sql(layout, spec, since_seq=since_seq)
-    db.execute(f"INSERT INTO {_VERSIONS} {select_current_versions_sql(documents, since_seq=since_seq)}")
-    parts = spec.parts_of(RAW_TABLE, since_seq)
+def write_history(db: duckdb.DuckDBPyConnection, documents: list[Path], *, since_seq: int) -> None:
+    """Add the versions of later commits than one, and write the events of their files.
+
+    `documents` are the parts that have those commits.
+    """
+    source = read_documents_sql(documents)
+    changed = f"SELECT DISTINCT file_id FROM {source} WHERE {COMMIT_SEQ_COLUMN} > {since_seq}"
+    db.execute(f"CREATE OR REPLACE TEMP TABLE {_CHANGED_FILES} AS {changed}")
+    db.execute(f"INSERT INTO {_VERSIONS} {select_current_versions_sql(source, since_seq=since_seq)}")
     former = type_documents_sql("incoming")
     with halve_memory(db):  # Arrow takes a row group of documents, of 15 MB, several times over
-        for rows in _read_former_documents(db, [layout.part_path(part.name) for part in parts], since_seq):
+        for rows in _read_former_documents(db, documents, since_seq):
             db.register("incoming", rows)
             db.execute(f"INSERT INTO {_VERSIONS} {former} ORDER BY file_id, commit_seq")
             db.unregister("incoming")
-    versions = _VERSIONS
-    if since_seq:
-        changed = f"WHERE file_id IN (SELECT file_id FROM {CHANGED_FILES})"
-        db.execute(f"DELETE FROM {_EVENTS} {changed}")
-        versions = f"(FROM {_VERSIONS} {changed})"
-    db.execute(f"INSERT INTO {_EVENTS} {select_events_sql(versions)} ORDER BY file_id, commit_seq, event")
+    of_files = f"file_id IN (SELECT file_id FROM {_CHANGED_FILES})"
+    db.execute(f"DELETE FROM {_EVENTS} WHERE {of_files}")
+    events = select_events_sql(f"(FROM {_VERSIONS} WHERE {of_files})")
+    db.execute(f"INSERT INTO {_EVENTS} {events} ORDER BY file_id, commit_seq, event")
 
 
 def _read_former_documents(db: duckdb.DuckDBPyConnection, paths: list[Path], since_seq: int) -> Iterator[pa.Table]:

@@ -140,9 +140,8 @@ class Commit(Struct, frozen=True):
     """Everything that one transaction makes current together.
 
     `parts` are on disk. `digests` of the list items go with `versions`, in order.
-    `resolved_files` need no further refetch, `refetch` lists files for the next run: (id, updated_at). `rows_pending`:
-    the rows of `versions` are not in parts yet (True); `parts` has all rows that were pending (False); nothing changes
-    in this respect (None). `run` and `progress` are the counts of a run that goes on.
+    `resolved_files` need no further refetch, `refetch` lists files for the next run: (id, updated_at). `run` and
+    `progress` are the counts of a run that goes on.
     """
 
     commit_seq: int
@@ -153,7 +152,6 @@ class Commit(Struct, frozen=True):
     digests: Sequence[bytes] = ()
     tombstones: Sequence[Tombstone] = ()
     rejects: Sequence[Reject] = ()
-    rows_pending: bool | None = None
     resolved_files: Sequence[int] = ()
     refetch: Sequence[tuple[int, int | None]] = ()
     drift: Mapping[tuple[str, str, str], int] | None = None
@@ -207,8 +205,9 @@ class PublishRecord(TypedDict):
 class DeltaBase(TypedDict):
     """A catalog that can be updated: its last commit, the format of its tables, the hashes of its views.
 
-    `built_rows` and `built_bytes` are its size when it was built; updates have deleted or inserted `replaced_rows`.
-    `image_change` is the last change of an image's row in it.
+    `rows` are those of each table. `built_rows` and `built_bytes` are its size when it was built; updates have deleted
+    or inserted `replaced_rows`. `image_change` is the last change of an image's row in it. `has_expired`: its history
+    has versions whose documents have expired.
     """
 
     commit_seq: int
@@ -217,7 +216,9 @@ class DeltaBase(TypedDict):
     built_rows: int
     built_bytes: int
     replaced_rows: int
+    rows: NotRequired[Mapping[str, int]]
     image_change: NotRequired[int]
+    has_expired: NotRequired[bool]
 
 
 KEPT_PROPERTIES: Final = frozenset(
@@ -243,7 +244,7 @@ class LakeProperties(Struct, frozen=True):
     learned_limits: dict[str, Any] | None = None  # rate and concurrency, for the next run's rate limiter
     catalog: CatalogRecord | None = None
     has_unpublished_rows: bool = True  # the newest snapshot lacks rows, or has rows that do not count any more
-    delta_base: DeltaBase | None = None  # None: the catalog must be built from the parts
+    delta_base: DeltaBase | None = None  # None: the catalog must be built from the documents
     purge_in_progress: tuple[int, ...] | None = None  # file ids; committed, but the old files may still exist
     purged_pictures: Sequence[str] = ()  # paths below the lake's folder that a purge in progress deletes
     rollback_pause: RollbackPause | None = None
@@ -255,7 +256,6 @@ class LakeProperties(Struct, frozen=True):
     backups: Mapping[str, int] = {}  # URL: the last purge that the backup there has followed; it is not reached
     unproven_files: int = 0  # that the list has, and the last sync could not see; the watermark waits for them
     run_progress: RunProgress | None = None  # of the last run that fetched
-    pending_rows_from: int | None = None  # first commit whose rows are not in parts, only its documents are
 
     def require_service(self, base_url: str) -> None:
         """Raise `SettingsError` if the lake has data of another service. A first attempt without data binds nothing."""
@@ -410,12 +410,6 @@ class LedgerQueries:
         newest: int | None = self.query("SELECT max(updated_at) FROM file_version")[0][0]
         return newest
 
-    def superseded_columns(self, span: tuple[int, int] | None = None) -> tuple[list[int], list[int]]:
-        """Return the superseded versions whose rows parts still have: their file ids and their commits."""
-        sql = "SELECT file_id, commit_seq FROM superseded_version WHERE commit_seq BETWEEN ? AND ?"
-        rows = self.query(f"{sql} ORDER BY commit_seq, file_id", span or _ALL_COMMITS)
-        return [row[0] for row in rows], [row[1] for row in rows]  # by index: there may be many
-
     def refetch_requests(self) -> list[RefetchRecord]:
         """Return the files that the next run fetches again: rejected ones, then queued ones."""
         rejected = (
@@ -475,13 +469,8 @@ class LedgerQueries:
     # Parts
 
     def parts(self) -> list[Part]:
-        """Return the parts with current rows, oldest first."""
+        """Return the parts of documents and the outputs, oldest first."""
         return self.select(Part, "part ORDER BY first_commit_seq, name")
-
-    def row_counts(self, *, since_seq: int) -> dict[str, int]:
-        """Return the number of rows by table in the parts that begin at a commit or later."""
-        sql = "SELECT table_name, sum(row_count) FROM part WHERE first_commit_seq >= ?"
-        return self._mapping(f"{sql} GROUP BY table_name ORDER BY table_name", (since_seq,))
 
     def retired_parts(self, before: int = _ALL_COMMITS[1]) -> list[str]:
         """Return the names of the parts without current rows that were replaced before an instant, oldest first."""

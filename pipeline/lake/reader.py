@@ -33,6 +33,7 @@ from pipeline.lake.duckdb import (
     is_not_a_database,
     log_path,
     open_read_only,
+    read_database,
     refuse_log,
     refuse_other_kinds,
     short_message,
@@ -553,3 +554,15 @@ def _mark_interrupted(layout: LakeLayout, index: int, run: RunRecord) -> RunReco
     if run.state != "running" or (index == 0 and has_writer_since(layout, run.started_at)):
         return run
     return replace(run, state="interrupted", error=run.error or KILLED)
+
+
+def count_new_rows(layout: LakeLayout, *, since_seq: int) -> dict[str, int]:
+    """Return the number of rows by table that the published catalog has of a commit and the later ones."""
+    if not layout.catalog.exists():
+        return {}
+    with read_database(layout.catalog) as db:
+        columns = "FROM duckdb_columns() WHERE column_name = '_seq' AND database_name = 'lake'"
+        tables = db.execute(f"SELECT table_name, schema_name || '.' || table_name {columns} ORDER BY ALL").fetchall()
+        sql = "SELECT count(*) FROM {} WHERE _seq >= {}"
+        counts = {name: db.execute(sql.format(path, since_seq)).fetchall()[0][0] for name, path in tables}
+    return {name: rows for name, rows in counts.items() if rows}

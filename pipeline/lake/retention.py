@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.atomic_files import fsync_dir, is_damaged_copy, is_temp_file
 from pipeline.lake.image_store import find_unused
-from pipeline.lake.lake_folder import is_run_stats
 from pipeline.lake.layout import (
     COMPLETE,
     IMAGES,
@@ -43,9 +42,9 @@ def remove_orphans(layout: LakeLayout, ledger: Ledger) -> None:
             if number >= next_snapshot or number in unpublished:
                 path.unlink(missing_ok=True)
         incoming = f"{IMAGES}/{INCOMING}/*"
-        for path in list_files(layout, "tables/*/*", "documents/*", "snapshots/*", incoming, ".*.tmp*", "*.json"):
+        for path in list_files(layout, "tables/*/*", "documents/*", "snapshots/*", incoming, ".*.tmp*"):
             is_orphan = layout.part_name(path) not in names and is_own_part(path)
-            if is_orphan or is_temp_file(path) or is_run_stats(path):
+            if is_orphan or is_temp_file(path):
                 path.unlink(missing_ok=True)
         layout.remove_spill()
 

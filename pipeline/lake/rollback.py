@@ -116,7 +116,7 @@ def roll_back(lake: Lake, plan: RollbackPlan, *, run: RunRecord) -> SnapshotReco
             insert(db, "part", asdict(written))
         _restore_coverage(db, target)
         number = ledger.next_snapshot()
-        set_properties(db, next_commit_seq=seq + 1, has_unpublished_rows=True, pending_rows_from=seq)
+        set_properties(db, next_commit_seq=seq + 1, has_unpublished_rows=True)
         set_properties(db, rollback_pause={"to": target.snapshot, "snapshot": number})
         insert(db, "run", {**asdict(run), "snapshot": number})
     return lake.publish(run.run_id, at=run.started_at, complete=target.complete, watermark=target.watermark)
@@ -173,10 +173,6 @@ def _restore_versions(db: sqlite3.Connection, target: SnapshotRecord, seq: int) 
         f"INSERT OR REPLACE INTO refetch_queue (file_id, updated_at) SELECT v.file_id, v.updated_at {_CHANGED}"
         f" WHERE {_DIFFERS} AND (v.updated_at IS NULL OR v.updated_at < ?)",
         (target.watermark or 0,),
-    )
-    db.execute(
-        "INSERT OR IGNORE INTO superseded_version (commit_seq, file_id)"
-        f" SELECT v.commit_seq, v.file_id {_CHANGED} WHERE {_DIFFERS}"
     )
     db.execute("DELETE FROM file_version WHERE file_id NOT IN (SELECT file_id FROM temp.restored)")
     values = ", ".join(f"r.{name}" for name in VERSION_COLUMNS if name != "commit_seq")

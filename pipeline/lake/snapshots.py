@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake.catalog_tables import SUPERSEDED_VERSIONS, CatalogSpec, read_spec
+from pipeline.lake.catalog_tables import read_shown_snapshot
 from pipeline.lake.duckdb import read_database
 from pipeline.lake.layout import list_snapshots
 from pipeline.lake.ledger_format import refuse_other_formats
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    import pyarrow as pa
-
     from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.ledger_queries import SnapshotRecord
     from schemas.tables import Table
 
 _BATCH_ROWS: Final = 50_000
@@ -32,12 +31,6 @@ _COMPARED: Final = tuple(
     table for table in TABLES if table.is_per_file and table.schema == "main" and table is not DELETED_FILES
 )
 _IGNORED: Final = frozenset({"position", "_fetched_at", "_run_id", COMMIT_SEQ_COLUMN})
-
-
-class SnapshotContents(CatalogSpec, frozen=True):
-    """Contents of a kept catalog. `superseded` has the columns file_id and _seq."""
-
-    superseded: pa.Table
 
 
 def require_snapshot(layout: LakeLayout, number: int) -> Path:
@@ -59,12 +52,10 @@ def open_snapshot(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         raise LakeCorruptedError(f"{path.name} cannot be read.") from error
 
 
-def read_snapshot(path: Path) -> SnapshotContents:
-    """Return the contents of the catalog at `path`. Raises the error of `open_snapshot`."""
+def read_snapshot(path: Path) -> SnapshotRecord:
+    """Return the snapshot that the catalog at `path` shows. Raises the error of `open_snapshot`."""
     with open_snapshot(path) as db:
-        spec = read_spec(db)
-        superseded = db.sql(f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {SUPERSEDED_VERSIONS}").to_arrow_table()
-    return SnapshotContents(spec.snapshot, spec.parts, superseded)
+        return read_shown_snapshot(db)
 
 
 # Differences

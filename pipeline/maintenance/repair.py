@@ -1,8 +1,7 @@
 """Find damage in the lake's files and repair it, and check its folder, its ledger and the settings' files.
 
-Parts come before catalogs; each is first checked, then repaired. A damaged part is rebuilt from raw documents, with the
-same versions under the same commits. If those are damaged too, the next sync fetches the files again; until then they
-are in meta.rejects.
+Three rules: the files of damaged documents are fetched again by the next sync, and are in meta.rejects until then; a
+damaged catalog is made again from the documents; a damaged output is written again from the catalog.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import duckdb
 import pyarrow.parquet as pq
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -25,10 +23,8 @@ from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, Scanl
 from pipeline.findings import Finding, Severity, damage, error, from_error, ok, skipped, warning
 from pipeline.formatting import format_bytes, format_path, pluralize
 from pipeline.lake import integrity
-from pipeline.lake.catalog import refuse_other_databases
-from pipeline.lake.catalog_tables import read_parts
+from pipeline.lake.catalog import find_base, refuse_other_databases
 from pipeline.lake.documents import read_references
-from pipeline.lake.duckdb import read_database
 from pipeline.lake.folder_checks import require_lake, require_lake_or_empty
 from pipeline.lake.integrity import find_damaged_catalogs
 from pipeline.lake.lake_folder import FolderKind, missing_lake_error
@@ -44,7 +40,6 @@ from pipeline.lake.ledger_format import REBUILD_HINT
 from pipeline.lake.ledger_queries import RunRecord
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.reader import open_ledger_readonly
-from pipeline.maintenance.rebuild import rebuild
 from pipeline.version import __version__
 from schemas.tables import COMMIT_SEQ_COLUMN
 from schemas.timestamps import DAY, SECOND, new_run_id, now_us, to_datetime
@@ -81,14 +76,10 @@ class DamagedPart(Struct, frozen=True):
 
 
 class PartDamage(Struct, frozen=True):
-    """Problems of the parts. No raw part has the documents of `files_without_raw`.
-
-    `misrecorded` are undamaged raw parts of which the ledger has another size, hash or row count than the catalog.
-    """
+    """Problems of the parts. No raw part has the documents of `files_without_raw`."""
 
     parts: Sequence[DamagedPart]
     files_without_raw: frozenset[int]
-    misrecorded: Sequence[Part]
 
 
 def check_files(layout: LakeLayout, *, read_data: bool = False) -> LakeCheck:
@@ -126,12 +117,12 @@ def _check(
     parts = find_part_damage(layout, ledger, read_data=read_data)
     check.findings += _describe_part_damage(parts)
     check.files_to_fetch = sorted(parts.files_without_raw)
-    if lake is not None:
-        _repair_parts(lake, parts)
     damaged_parts = {damaged.part.name for damaged in parts.parts}
     catalogs = list(find_damaged_catalogs(layout, ledger, damaged_parts=damaged_parts))
-    if lake is not None and catalogs:
-        _repair_catalogs(lake, catalogs)
+    if lake is not None:
+        _repair_parts(lake, parts, is_catalog_damaged=layout.catalog.name in {item.subject for item in catalogs})
+        if catalogs:
+            _repair_catalogs(lake, catalogs)
     images = integrity.check_images(layout, ledger, read_data=read_data)
     if lake is not None and images.damaged:
         integrity.queue_images_again(layout, lake.ledger, images.damaged)
@@ -164,33 +155,18 @@ def find_part_damage(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bo
     """Return the problems of the parts. Changes nothing."""
     problems = ((part, integrity.find_file_problem(layout.part_path(part.name), part)) for part in ledger.parts())
     damaged = [(part, problem) for part, problem in problems if problem is not None]
-    misrecorded = list(_find_misrecorded_documents(layout, [part for part, _ in damaged]))
-    right = {part.name for part in misrecorded}
-    damaged = [(part, problem) for part, problem in damaged if part.name not in right]
     names = {part.name for part, _ in damaged}
     raw_parts = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part.name not in names]
-    commit_seqs = {part.span: dict(ledger.file_commit_seqs(part.span)) for part, _ in damaged}
+    commit_seqs = {
+        part.span: dict(ledger.file_commit_seqs(part.span)) for part, _ in damaged if part.table_name == RAW_TABLE
+    }
     affected = dict(ledger.file_commit_seqs()) if read_data else {}
     for files in commit_seqs.values():
         affected |= files
     return PartDamage(
-        [DamagedPart(part, problem, frozenset(commit_seqs[part.span])) for part, problem in damaged],
+        [DamagedPart(part, problem, frozenset(commit_seqs.get(part.span, ()))) for part, problem in damaged],
         _find_files_without_raw(layout, raw_parts, affected),
-        misrecorded,
     )
-
-
-def _find_misrecorded_documents(layout: LakeLayout, parts: Sequence[Part]) -> Iterator[Part]:
-    """Yield the entries of the catalog for raw parts that equal them: nothing can bring their old versions again."""
-    if any(part.table_name == RAW_TABLE for part in parts):
-        recorded: dict[str, Part] = {}
-        with suppress(duckdb.Error, OSError), read_database(layout.catalog) as db:
-            recorded = {part.name: part for part in read_parts(db)}
-        for part in parts:
-            entry = recorded.get(part.name, part)
-            is_intact = integrity.find_file_problem(layout.part_path(part.name), entry) is None
-            if part.table_name == RAW_TABLE and is_intact:
-                yield entry
 
 
 def _find_files_without_raw(
@@ -210,9 +186,6 @@ def _find_files_without_raw(
 
 
 def _describe_part_damage(parts: PartDamage) -> Iterator[Finding]:
-    for entry in parts.misrecorded:
-        problem = f"has another size, hash or row count of {entry.name} than the catalog"
-        yield damage("ledger.sqlite", problem, "corrected from the catalog")
     for damaged in parts.parts:
         part, lost = damaged.part, damaged.files & parts.files_without_raw
         low, high = part.span
@@ -221,7 +194,7 @@ def _describe_part_damage(parts: PartDamage) -> Iterator[Finding]:
             to_fetch = "the next sync fetches its files again" if lost else "nothing has to be fetched"
             files, repair = lost, f"removed; {to_fetch}"
         else:
-            files, repair = damaged.files, "partly rebuilt from documents/" if lost else "rebuilt from documents/"
+            files, repair = frozenset(), "written again from the catalog"
         yield damage(part.name, f"{damaged.problem} ({part.table_name}, {commits})", repair, files)
     if parts.files_without_raw and not parts.parts:
         yield damage("documents/", "lacks the documents of files", "queued for the next sync", parts.files_without_raw)
@@ -230,23 +203,24 @@ def _describe_part_damage(parts: PartDamage) -> Iterator[Finding]:
 # Repair
 
 
-def _repair_parts(lake: Lake, parts: PartDamage) -> None:
-    for entry in parts.misrecorded:
-        lake.ledger.correct_part(entry)
-    damaged_rows = set()
-    incomplete: set[int] = set()
-    for damaged in parts.parts:
-        part = damaged.part
-        if part.table_name == RAW_TABLE:
-            lake.ledger.replace_parts([part], [], superseded_span=(0, -1), at=now_us())
-        else:
-            damaged_rows.add(part.name)
-            incomplete |= damaged.files & parts.files_without_raw
-    if parts.files_without_raw:
-        queue_refetch(lake, parts.files_without_raw, incomplete=incomplete)
-    if damaged_rows:
-        rebuild(lake, damaged=damaged_rows)
-    if lake.ledger.has_unpublished_commits():
+def _repair_parts(lake: Lake, parts: PartDamage, *, is_catalog_damaged: bool) -> None:
+    """Repair the parts. A catalog that will be made from the documents will lack the files that have none."""
+    ledger = lake.ledger
+    raw = [damaged.part for damaged in parts.parts if damaged.part.table_name == RAW_TABLE]
+    if raw:
+        ledger.replace_parts(raw, [], at=now_us())
+    lost = parts.files_without_raw
+    is_built = is_catalog_damaged or find_base(lake.layout, ledger) is None
+    if is_built:
+        raw_parts = [part for part in ledger.parts() if part.table_name == RAW_TABLE]
+        lost = _find_files_without_raw(lake.layout, raw_parts, dict(ledger.file_commit_seqs()))
+    if lost:
+        queue_refetch(lake, lost, incomplete=set(lost) if is_built else set())
+    outputs = [damaged.part.name for damaged in parts.parts if damaged.part.table_name != RAW_TABLE]
+    with translate_os_errors(lake.layout.root):
+        for name in outputs:  # what is missing is written again
+            lake.layout.part_path(name).unlink(missing_ok=True)
+    if not is_catalog_damaged and (outputs or ledger.has_unpublished_commits()):
         lake.republish(at=now_us())
 
 

@@ -18,7 +18,7 @@ from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.findings import Finding, from_error, ok, warning
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.mounts import find_lost_mount, name_record, write_record
-from pipeline.lake.reader import KILLED, open_ledger_readonly, read_live_state
+from pipeline.lake.reader import KILLED, count_new_rows, open_ledger_readonly, read_live_state
 from pipeline.lake.sizes import LakeSize, measure_lake
 from pipeline.logs import log, to_one_line
 from pipeline.monitoring.metrics import require_metrics_file, write_metrics
@@ -236,7 +236,7 @@ def measure_delta(
     return RunDelta(
         added,
         stored - added,
-        ledger.row_counts(since_seq=before[1]),
+        count_new_rows(lake.layout, since_seq=before[1]),
         dict(islice(ledger.count_rejects(run_id).items(), _MAX_REASONS)),
         progress.throttled,
         progress.max_requests_per_second,

@@ -17,9 +17,8 @@ from pipeline.lake.parts import RAW_TABLE
 from pipeline.settings import Settings
 from schemas.file_versions import FileVersion
 from schemas.tables import FILES
-from schemas.value_types import BOOLEAN
 from tests.lake.corruption import flip_column
-from tests.lake.lake_builder import AT, commit, rows, write_parts
+from tests.lake.lake_builder import AT, commit, write_documents
 from tests.lake.operations import compact_all
 from tests.lake.test_views import asked
 from tests.sync.sync_harness import opened
@@ -41,11 +40,7 @@ def _commit_version(lake: Lake, stamp: int, item: dict[str, Any], detail: dict[s
     seq, at = lake.ledger.next_commit_seq(), AT + stamp * SECOND
     documents = [None if each is None else json.dumps({"id": 1} | each).encode() for each in (item, detail)]
     version = FileVersion(1, documents[0] or b"", documents[1], at - SECOND, at, "detail")
-    merged = item | (detail or {})
-    row = {"file_id": 1, "service_id": 1, "scan_code": merged.get("scan_code")}
-    row["closed"] = BOOLEAN.convert_or_none(merged.get("closed"))
-    made = {"files": rows("files", [row], run_id="r", seq=seq)}
-    lake.commit(write_parts(lake, Commit(seq, "r", at, versions=[version]), made))
+    lake.commit(write_documents(lake, Commit(seq, "r", at, versions=[version])))
 
 
 def test_events_are_between_two_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

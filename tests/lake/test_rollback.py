@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 FULL = TimeRange(full=True)
 AT = 1_795_000_000_000_000
-SHOWN = "SELECT (SELECT list(f ORDER BY f.file_id) FROM files f), (SELECT list(u ORDER BY u) FROM uploads u)"
+SHOWN = (
+    "SELECT (SELECT list(f ORDER BY f.file_id) FROM (SELECT * EXCLUDE (_seq) FROM files) f),"
+    " (SELECT list(u ORDER BY u) FROM (SELECT * EXCLUDE (_seq) FROM uploads) u)"
+)
 
 
 def rolled_back(lake: Path, number: int) -> SnapshotRecord:

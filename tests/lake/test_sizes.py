@@ -66,7 +66,7 @@ async def test_a_year_adds_what_the_period_added(tmp_path: Path) -> None:
                 emulator.world.clock.advance(300)
                 await synced(emulator, lake, **options)
             with Lake(lake, doing="test") as held:
-                rebuild(held)  # without superseded rows, which a compaction removes
+                rebuild(held)  # without outputs of former rows
 
         def shift(days: float) -> None:
             with tampered(lake) as ledger:
