@@ -404,11 +404,11 @@ RAW: Final = pa.schema(
 FETCHED: Final = "fetched"
 """`kind` of a version that was fetched: list item and detail as received."""
 RESTORED: Final = "restored"
-"""`kind` of a copy of an earlier version, which a rollback has made current again."""
+"""`kind` of a copy of an earlier version, as rollbacks wrote it up to format 10."""
+ABSENT: Final = "absent"
+"""`kind` of a file without a version since a rollback, up to format 10."""
 DELETED: Final = "deleted"
 """`kind` of a tombstone: no documents, the last reference, and the detection of the deletion as fetch."""
-ABSENT: Final = "absent"
-"""`kind` of a file that a rollback has removed: the lake did not have it in that snapshot."""
 
 
 # References

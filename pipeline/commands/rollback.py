@@ -49,12 +49,11 @@ def run(
 ) -> ExitCode:
     """Publish an earlier snapshot again and pause syncs, or allow them again.
 
-    Shows what the lake would lose and asks. Without a terminal, --yes is required. The files and the watermark of
-    the snapshot become a new snapshot, from the documents: also those of a snapshot that is no longer kept, as long as
-    keep_raw_versions has left them. Nothing fetched is lost, so a rollback can be rolled back.
+    Shows what readers would lose and asks. Without a terminal, --yes is required. The snapshot must be kept; its files
+    and its watermark become a new snapshot. Nothing fetched is lost, so a rollback can be rolled back.
 
     Syncs are refused until `scanlake rollback --undo`, because the next sync could repeat the mistake. After that, the
-    next sync fetches what changed since the watermark of the restored snapshot, and verifies the lake unless
+    next sync fetches what is later than the restored snapshot again, and verifies the lake unless
     verify_every_days is 0: the lake has the current state of the service again.
     """
     if undo is (number is not None):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from pipeline.lake.history import add_versions
 from pipeline.lake.sql import sql_identifier
 from schemas import value_types
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, TABLES
@@ -33,12 +34,17 @@ def apply_rows(db: duckdb.DuckDBPyConnection, rows: CommitRows, *, in_place: boo
     """
     with_former = _set_replaced_files(db, rows.file_ids)
     changed = 0
+    for versions in (rows.tables.get(FILES.name), rows.former):
+        if versions is not None:
+            db.register("incoming", versions)
+            add_versions(db, "incoming")
+            db.unregister("incoming")
     for table in TABLES:
         new = rows.tables.get(table.name)
         if new is None and not (with_former and table.is_per_file):
             continue
         db.register("incoming", table.arrow.empty_table() if new is None else new)
-        query = f"SELECT {', '.join(map(_select_column, table.columns))} FROM incoming"
+        query = f"SELECT {', '.join(map(select_column, table.columns))} FROM incoming"
         if not table.is_per_file:  # definitions, which no later commit changes
             query += (
                 f" ANTI JOIN {table.qualified_name} AS known USING ({', '.join(map(sql_identifier, table.key[:1]))})"
@@ -77,7 +83,7 @@ def order_rows(table: Table) -> str:
     return "file_id, position" if "position" in table.arrow.names else "file_id"
 
 
-def _select_column(column: Column) -> str:
+def select_column(column: Column) -> str:
     """Return a column of flattened rows as an item of SELECT."""
     name = sql_identifier(column.name)
     return f"TRY_CAST({name} AS JSON) AS {name}" if column.kind is value_types.JSON else name

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 from msgspec import Struct
+from msgspec.structs import replace
 
 from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, clone_file, link_file
 from pipeline.errors import LakeCorruptedError, StorageError
@@ -44,7 +45,7 @@ from pipeline.lake.duckdb import (
     write_error,
 )
 from pipeline.lake.folder_checks import is_other_database, is_own_catalog
-from pipeline.lake.history import HISTORY, create_history, write_history
+from pipeline.lake.history import HISTORY, create_history, expire_versions, write_events
 from pipeline.lake.image_store import last_image_change
 from pipeline.lake.layout import list_snapshots, translate_os_errors, write_read_only
 from pipeline.lake.ledger_queries import CatalogRecord, DeltaBase
@@ -112,24 +113,25 @@ def publish(
     rebuild: bool = False,
     applied: AppliedCommits | None = None,
     run_tasks: RunTasks | None = None,
-) -> None:
+) -> SnapshotRecord:
     """Replace the published catalog by one with the ledger's present records, and keep it as a snapshot.
 
-    `rebuild`: make all its rows again from the documents. Raises `StorageError`, and `LakeCorruptedError` when
-    documents are missing or cannot be read; then the former catalog stays.
+    `rebuild`: make all its rows again from the documents. Return the record of the snapshot with its number of files.
+    Raises `StorageError`, and `LakeCorruptedError` when documents are missing or cannot be read; then the former
+    catalog stays.
     """
     with write_read_only(layout.catalog) as temp:
         with translate_duckdb_errors(str(layout.catalog)):
-            work = _Publish(temp, layout, ledger, record, run_tasks)
-            base, outputs = work.write(rebuild=rebuild, applied=applied)
+            published = _Publish(temp, layout, ledger, record, run_tasks).write(rebuild=rebuild, applied=applied)
         ledger.set_properties(catalog=None)  # after a kill the ledger has no record, and a check compares with none
         remove_stale_wal(layout)
     # Again: a session that opened the former catalog in between may have left another log.
     remove_stale_wal(layout)
     written = CatalogRecord(file=_identify_file(layout.catalog), written_at=record.published_at)
-    ledger.record_catalog(written, base, old=outputs.old, new=outputs.new)
+    ledger.record_catalog(written, published.base, old=published.outputs.old, new=published.outputs.new)
     with translate_os_errors(path := layout.snapshot_path(record.snapshot)):
         link_file(layout.catalog, path)
+    return published.record
 
 
 def is_as_published(layout: LakeLayout, record: CatalogRecord | None) -> bool:
@@ -151,7 +153,7 @@ def _identify_file(path: Path) -> list[int]:
     return [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
-def find_base(layout: LakeLayout, ledger: Ledger) -> DeltaBase | None:
+def find_base(layout: LakeLayout, ledger: LedgerQueries) -> DeltaBase | None:
     """Return what is known of the published catalog; None if it cannot be updated."""
     properties = ledger.properties
     base = properties.delta_base
@@ -160,13 +162,13 @@ def find_base(layout: LakeLayout, ledger: Ledger) -> DeltaBase | None:
     return base
 
 
-def _has_waste(layout: LakeLayout, base: DeltaBase) -> bool:
-    """Return whether updates have left so much waste that a sorted copy is due."""
+def _has_waste(path: Path, base: DeltaBase) -> bool:
+    """Return whether a catalog has so much waste, or so many rows in the order of their commits, that a copy is due."""
     if base["replaced_rows"] > _MAX_REPLACED_RATIO * base["built_rows"] + _MIN_ROWS:
         return True
     max_bytes = max(_MAX_GROWTH * base["built_bytes"], base["built_bytes"] + _MIN_WASTE)
     # Free blocks are no waste: the next update writes to them.
-    return layout.catalog.stat().st_size > max_bytes and count_used_bytes(layout.catalog) > max_bytes
+    return path.stat().st_size > max_bytes and count_used_bytes(path) > max_bytes
 
 
 def remove_database(path: Path) -> None:
@@ -182,6 +184,14 @@ class OutdatedCatalogError(Exception):
     """An updated catalog has not the files that the ledger has; it must be built from the documents."""
 
 
+class _Published(Struct, frozen=True):
+    """What was written: what the next update must know, the outputs, and the snapshot."""
+
+    base: DeltaBase
+    outputs: OutputChanges
+    record: SnapshotRecord
+
+
 class _Publish(Struct, frozen=True):
     """One catalog that is written to `temp`."""
 
@@ -191,8 +201,8 @@ class _Publish(Struct, frozen=True):
     record: SnapshotRecord
     run_tasks: RunTasks | None
 
-    def write(self, *, rebuild: bool, applied: AppliedCommits | None) -> tuple[DeltaBase, OutputChanges]:
-        """Write the catalog in the cheapest way that goes. Return what the next update must know, and the outputs."""
+    def write(self, *, rebuild: bool, applied: AppliedCommits | None) -> _Published:
+        """Write the catalog in the cheapest way that goes."""
         ways = self._list_ways(None if rebuild else find_base(self.layout, self.ledger), applied)
         try:
             while True:
@@ -210,43 +220,66 @@ class _Publish(Struct, frozen=True):
             if applied is not None:
                 remove_database(applied.path)
 
-    def _list_ways(
-        self, base: DeltaBase | None, applied: AppliedCommits | None
-    ) -> list[Callable[[], tuple[DeltaBase, OutputChanges]]]:
-        properties = self.ledger.properties
-        purged = properties.purge_in_progress
+    def _list_ways(self, base: DeltaBase | None, applied: AppliedCommits | None) -> list[Callable[[], _Published]]:
+        properties, catalog = self.ledger.properties, self.layout.catalog
+        purged, pause = properties.purge_in_progress, properties.rollback_pause
         written_at = None if base is None or properties.catalog is None else properties.catalog["written_at"]
-        ways: list[Callable[[], tuple[DeltaBase, OutputChanges]]] = []
+        ways: list[Callable[[], _Published]] = []
+        options: dict[str, Any] = {}
         if applied is not None and applied.written_at == written_at and not purged and applied.path.exists():
-            ways.append(partial(self._take, applied))
+            has_waste = _has_waste(applied.path, applied.base)
+            copy = partial(self._copy_sorted, applied.path, applied.base["commit_seq"], skip=applied.span)
+            ways.append(copy if has_waste else partial(self._take, applied))
         if base is not None:
             is_behind = base["commit_seq"] < self.record.commit_seq  # records alone are cheap
-            is_copied = purged is not None or (is_behind and _has_waste(self.layout, base))
-            ways.append(partial(self._copy_sorted, base, purged or ()) if is_copied else partial(self._update, base))
-        return [*ways, self._build, partial(self._build, memory_limit=LARGE_MEMORY_LIMIT)]
+            if purged or (is_behind and _has_waste(catalog, base)):
+                options = {"purged": purged or (), "is_new": bool(purged)}
+                ways.append(partial(self._copy_sorted, catalog, base["commit_seq"], **options))
+            else:
+                ways.append(partial(self._update, base))
+        if pause is None:
+            return [*ways, self._build, partial(self._build, memory_limit=LARGE_MEMORY_LIMIT)]
+        for path in map(self.layout.snapshot_path, (pause["to"], pause["snapshot"])):
+            if path.exists():
+                options = {"purged": purged or (), "is_new": True}
+                ways.append(partial(self._copy_sorted, path, pause["commit_seq"], **options))
+        if not ways:
+            hint = "Run `scanlake rollback --undo`: it shows the newest state again."
+            raise LakeCorruptedError(
+                f"The lake was rolled back to snapshot {pause['to']}, which is missing.", hint=hint
+            )
+        return ways
 
-    def _take(self, applied: AppliedCommits) -> tuple[DeltaBase, OutputChanges]:
+    def _take(self, applied: AppliedCommits) -> _Published:
         """Take the catalog to which a writer has applied commits."""
         applied.path.replace(self.temp)
         return self._complete(applied.base, skip=applied.span)
 
-    def _update(self, base: DeltaBase) -> tuple[DeltaBase, OutputChanges]:
+    def _update(self, base: DeltaBase) -> _Published:
         """Update a copy of the published catalog."""
         clone_file(self.layout.catalog, self.temp)
         self.temp.chmod(_WRITABLE)
         return self._complete(base, memory_limit=UPDATE_MEMORY_LIMIT)
 
-    def _copy_sorted(self, base: DeltaBase, purged: Collection[int]) -> tuple[DeltaBase, OutputChanges]:
-        """Write the rows of the published catalog to a new file, sorted, without those of purged files."""
+    def _copy_sorted(
+        self,
+        source: Path,
+        commit_seq: int,
+        *,
+        skip: tuple[int, int] = (0, 0),
+        purged: Collection[int] = (),
+        is_new: bool = False,
+    ) -> _Published:
+        """Write the rows of a catalog to a new file, sorted, without those of purged files."""
         empty = create_empty(self.temp, self.layout)
         with write_database(
-            self.temp, spill=self.layout.spill_dir, memory_limit=BUILD_MEMORY_LIMIT, former=self.layout.catalog
+            self.temp, spill=self.layout.spill_dir, memory_limit=BUILD_MEMORY_LIMIT, former=source
         ) as db:
             rows = _copy_rows(db, purged)
-        copied: DeltaBase = {**empty, "commit_seq": base["commit_seq"], "built_rows": rows}
-        return self._complete(copied, is_new=bool(purged))
+        copied: DeltaBase = {**empty, "commit_seq": commit_seq, "built_rows": rows}
+        return self._complete(copied, skip=skip, is_new=is_new)
 
-    def _build(self, memory_limit: str = BUILD_MEMORY_LIMIT) -> tuple[DeltaBase, OutputChanges]:
+    def _build(self, memory_limit: str = BUILD_MEMORY_LIMIT) -> _Published:
         """Make all rows from the documents."""
         return self._complete(create_empty(self.temp, self.layout), is_new=True, memory_limit=memory_limit)
 
@@ -257,7 +290,7 @@ class _Publish(Struct, frozen=True):
         skip: tuple[int, int] = (0, 0),
         is_new: bool = False,
         memory_limit: str = BUILD_MEMORY_LIMIT,
-    ) -> tuple[DeltaBase, OutputChanges]:
+    ) -> _Published:
         """Apply the commits after `base` to the file, but for a span; write the records, and the outputs.
 
         `is_new`: its rows are not those of the outputs. Raises `OutdatedCatalogError`.
@@ -267,22 +300,29 @@ class _Publish(Struct, frozen=True):
         settings = ["checkpoint_threshold = '1TB'"]
         settings += ["max_vacuum_tasks = 0"] * (self.temp.stat().st_size > _MAX_MERGED_BYTES)
         layout, ledger, since = self.layout, self.ledger, base["commit_seq"]
-        rows, in_place = 0, is_updated_in_place(base["built_rows"])
+        rows, in_place = base["replaced_rows"], is_updated_in_place(base["built_rows"])
+        batches = 0
         with write_database(self.temp, spill=layout.spill_dir, memory_limit=memory_limit, settings=settings) as db:
-            for commit in iter_current_rows(layout, ledger, since_seq=since, skip=skip, run_tasks=self.run_tasks):
-                rows += apply_rows(db, commit, in_place=in_place)
-            if is_new and not since:
+            if since < self.record.commit_seq:
+                for commit in iter_current_rows(layout, ledger, since_seq=since, skip=skip, run_tasks=self.run_tasks):
+                    batches += FILES.name in commit.tables
+                    rows += apply_rows(db, commit, in_place=in_place)
+            if is_new and not since and ledger.properties.rollback_pause is None:
                 for lost in read_lost_rows(db, layout, ledger):
                     rows += apply_rows(db, lost, in_place=False)
-            self._require_all_files(db, is_built=not since)
+            if ledger.properties.rollback_pause is None:
+                self._require_all_files(db, is_built=not since)
             former = ledger.parts()
             outputs = write_outputs(db, layout, former, seq=self.record.commit_seq, is_new=is_new)
             parts = [*(part for part in former if part not in outputs.old), *outputs.new]
-            updated = self._write_records(db, base, parts)
-            updated["rows"] = counts = {table.name: count_rows(db, table) for table in TABLES}
-        if base["built_bytes"]:
-            return {**updated, "replaced_rows": base["replaced_rows"] + rows}, outputs
-        return {**updated, "built_rows": sum(counts.values()), "built_bytes": self.temp.stat().st_size}, outputs
+            counts = {table.name: count_rows(db, table) for table in TABLES}
+            record = replace(self.record, files=counts[FILES.name])
+            updated: DeltaBase = {**self._write_records(db, base, record, parts), "rows": counts}
+        updated["replaced_rows"] = rows
+        if not base["built_bytes"]:  # what was built of rows in another order is sorted by the next publish of rows
+            updated |= {"built_rows": sum(counts.values()), "built_bytes": self.temp.stat().st_size}
+            updated["replaced_rows"] = 0 if batches < 2 else rows
+        return _Published(updated, outputs, record)
 
     def _require_all_files(self, db: duckdb.DuckDBPyConnection, *, is_built: bool) -> None:
         """Raise `OutdatedCatalogError` if an update has not the ledger's files, a build `LakeCorruptedError`."""
@@ -298,7 +338,9 @@ class _Publish(Struct, frozen=True):
             if files != expected:
                 raise OutdatedCatalogError(f"{table.name} has {files:,} rows, not {expected:,}")
 
-    def _write_records(self, db: duckdb.DuckDBPyConnection, base: DeltaBase, parts: Sequence[Part]) -> DeltaBase:
+    def _write_records(
+        self, db: duckdb.DuckDBPyConnection, base: DeltaBase, record: SnapshotRecord, parts: Sequence[Part]
+    ) -> DeltaBase:
         """Write all but the rows of files; `parts` are those of the lake from now on.
 
         Return what the next update has to know of the catalog.
@@ -306,17 +348,15 @@ class _Publish(Struct, frozen=True):
         ledger, since_seq = self.ledger, base["commit_seq"]
         if base.get("has_expired", False):
             since_seq = 0
-            for name in HISTORY:
-                db.execute(f"DELETE FROM {name}")
-        documents = [part for part in parts if part.table_name == RAW_TABLE and part.last_commit_seq > since_seq]
-        write_history(db, [self.layout.part_path(part.name) for part in documents], since_seq=since_seq)
+            expire_versions(db, [self.layout.part_path(part.name) for part in parts if part.table_name == RAW_TABLE])
+        write_events(db, since_seq=since_seq)
         image_change = last_image_change(ledger)
         write_image_table(db, ledger, since_change=base.get("image_change", 0))
         views = {**base["views"], **write_views(db, (*FIXED_VIEWS, *list_wide_views(db)), base["views"])}
         if views != base["views"]:  # always in a new catalog: an empty one has not the wide views
             write_dictionary(db)
-        write_meta(db, ledger, self.record, parts)
-        known: DeltaBase = {**base, "commit_seq": self.record.commit_seq, "views": views, "image_change": image_change}
+        write_meta(db, ledger, record, parts)
+        known: DeltaBase = {**base, "commit_seq": record.commit_seq, "views": views, "image_change": image_change}
         known.pop("has_expired", None)
         return known
 

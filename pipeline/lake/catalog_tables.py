@@ -130,7 +130,7 @@ _SNAPSHOTS: Final = MetaTable(
     "snapshot WHERE state <> 'abandoned' ORDER BY snapshot DESC LIMIT 10000",
 )
 _REPORT_STATES: Final = (
-    "pending, ordered, saved, delivered, superseded, unknown, not_sent, rejected, timed_out or failed."
+    "pending, ordered, saved, delivered, replaced, unknown, not_sent, rejected, timed_out or failed."
 )
 _REPORTS: Final = MetaTable(
     "reports",

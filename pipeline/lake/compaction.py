@@ -6,7 +6,6 @@ It has a memory limit of its own, and readers use the former parts meanwhile.
 from __future__ import annotations
 
 import secrets
-import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -41,12 +40,10 @@ _VERSION_BATCH_ROWS: Final = 500
 _Version: TypeAlias = tuple[int, int]
 
 
-def compact(
-    layout: LakeLayout, ledger: Ledger, *, now: int, name_suffix: str, keep_raw_versions: int | None = None
-) -> bool:
+def compact(layout: LakeLayout, ledger: Ledger, *, name_suffix: str, keep_raw_versions: int | None = None) -> bool:
     """Write parts of documents again that are small, or of which enough have expired. Return whether there were any.
 
-    `now` is in microseconds. `keep_raw_versions` is the number of versions of each file whose documents are kept;
+    `keep_raw_versions` is the number of versions of each file whose documents are kept;
     None keeps all.
     """
     old: list[Part] = []
@@ -64,7 +61,7 @@ def compact(
     if base is not None and any(part.name in expired for part in old):
         ledger.set_properties(delta_base={**base, "has_expired": True})
     if old:
-        ledger.replace_parts(old, new, at=now)
+        ledger.replace_parts(old, new)
     return bool(old)
 
 
@@ -159,11 +156,10 @@ def run_compaction(lake: Lake, settings: Settings) -> bool:
     has_compacted = compact(
         lake.layout,
         lake.ledger,
-        now=now_us(),
         name_suffix=secrets.token_hex(3),
         keep_raw_versions=settings.keep_raw_versions,
     )
     if has_compacted or lake.needs_publish:
         lake.republish(at=now_us())  # not the time above: a compaction may take minutes
-    expire_snapshots(lake.layout, lake.ledger, settings, now=time.time())
+    expire_snapshots(lake.layout, lake.ledger, settings)
     return has_compacted

@@ -6,7 +6,6 @@ bounded by a few tasks.
 
 from __future__ import annotations
 
-import operator
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +27,6 @@ from pipeline.lake.duckdb import read_database
 from pipeline.lake.layout import list_snapshots
 from pipeline.lake.parts import RAW_TABLE
 from schemas.tables import (
-    ABSENT,
     BY_NAME,
     COMMIT_SEQ_COLUMN,
     DELETED,
@@ -54,42 +52,54 @@ DEFINITIONS: Final = (WORKFLOW_DEFINITIONS.name, WORKFLOW_DEFINITION_STEPS.name)
 
 
 class CommitRows(Struct, frozen=True):
-    """Rows of commits by table. They replace all rows of their files, and of those that a rollback has removed."""
+    """Rows of commits by table. They replace all rows of their files.
+
+    `former` are rows of `files` that others have replaced since: only the history has them.
+    """
 
     tables: Mapping[str, pa.Table]
-    absent: tuple[int, ...] = ()
+    former: pa.Table | None = None
 
     @property
     def file_ids(self) -> list[int]:
         """The files whose rows they replace."""
         present = [self.tables[name]["file_id"] for name in (FILES.name, DELETED_FILES.name) if name in self.tables]
-        return [*self.absent, *(file_id for ids in present for file_id in ids.to_pylist())]
+        return [file_id for ids in present for file_id in ids.to_pylist()]
 
 
 class FlattenedRows(Struct, frozen=True):
-    """Result of a task: rows by table, and the files whose documents cannot be read."""
+    """Result of a task, and the files whose documents cannot be read."""
 
-    tables: dict[str, pa.Table]
+    rows: CommitRows
     rejects: tuple[int | None, ...]
 
 
 class FlattenTask(Struct, frozen=True):
-    """Documents to flatten, and what all of them have in common; see `flatten`. It can be pickled, and repeated."""
+    """Documents of current and of former versions, and the definitions that are known; see `flatten`.
+
+    It can be pickled, and repeated.
+    """
 
     documents: pa.Table
+    former: pa.Table
     known_definitions: frozenset[str]
 
     def run(self) -> FlattenedRows:
         """Return the rows of every table, in the order of the documents."""
+        tables, rejects = self._flatten(self.documents)
+        former = self._flatten(self.former)[0].get(FILES.name)
+        return FlattenedRows(CommitRows(tables, former), tuple(rejects))
+
+    def _flatten(self, documents: pa.Table) -> tuple[dict[str, pa.Table], list[int | None]]:
         tables: dict[str, list[pa.Table]] = {}
         rejects: list[int | None] = []
-        for batch in self.documents.to_batches():
+        for batch in documents.to_batches():
             for commit in iter_commits(batch):
                 flat = commit.flatten(self.known_definitions)
                 rejects += [reject.file_id for reject in flat.rejects]
                 for name, rows in flat.tables.items():
                     tables.setdefault(name, []).append(rows)
-        return FlattenedRows({name: pa.concat_tables(rows) for name, rows in tables.items()}, tuple(rejects))
+        return {name: pa.concat_tables(rows) for name, rows in tables.items()}, rejects
 
 
 RunTasks: TypeAlias = Callable[[Iterator[FlattenTask]], Iterable[FlattenedRows]]
@@ -161,7 +171,7 @@ def iter_current_rows(
                     f"The documents of {len(flat.rejects):,} files cannot be read, for example {flat.rejects[0]}.",
                     hint="Run `scanlake check`.",
                 )
-            yield CommitRows(flat.tables)
+            yield flat.rows
         yield from reader.others  # last: a file's rows replace all that it has
     except (OSError, pa.ArrowException) as error:
         raise LakeCorruptedError(f"documents/{reader.name} cannot be read.", hint="Run `scanlake repair`.") from error
@@ -170,6 +180,12 @@ def iter_current_rows(
 def _mask(values: Iterable[bool]) -> pa.BooleanArray:
     """Return what a filter takes. `pyarrow.compute` takes long to load, and a small run is over then."""
     return pa.array(list(values), pa.bool_())
+
+
+def _make_task(pending: Sequence[tuple[pa.RecordBatch, list[bool]]], known: frozenset[str]) -> FlattenTask:
+    current = [batch.filter(_mask(is_current)) for batch, is_current in pending]
+    former = [batch.filter(_mask(not value for value in is_current)) for batch, is_current in pending]
+    return FlattenTask(pa.Table.from_batches(current), pa.Table.from_batches(former), known)
 
 
 class _DocumentReader:
@@ -198,7 +214,7 @@ class _DocumentReader:
     def iter_tasks(self) -> Iterator[FlattenTask]:
         """Yield the tasks."""
         known = frozenset(self._definitions)
-        pending: list[pa.RecordBatch] = []
+        pending: list[tuple[pa.RecordBatch, list[bool]]] = []
         for part in self._parts:
             self.name = part.name.rpartition("/")[2]
             for batch in iter_raw_batches(self._layout, [part.name]):
@@ -207,16 +223,15 @@ class _DocumentReader:
                     _mask(seq > self._since_seq and not self._skip[0] <= seq <= self._skip[1] for seq in seqs)
                 )
                 current = self._select_current(rows)
-                self._add_tombstones(rows.filter(_mask(current)), rows)
+                self._add_tombstones(rows.filter(_mask(current)))
                 self._add_definitions(rows, current)
-                kinds = rows.column("kind").to_pylist()
-                pending.append(rows.filter(_mask(map(operator.and_, current, (kind != DELETED for kind in kinds)))))
-                size = sum(item.nbytes for item in pending)
-                if sum(item.num_rows for item in pending) >= _TASK_FILES or size >= _TASK_BYTES:
-                    yield FlattenTask(pa.Table.from_batches(pending), known)
+                pending.append((rows, current))
+                size = sum(item.nbytes for item, _ in pending)
+                if sum(item.num_rows for item, _ in pending) >= _TASK_FILES or size >= _TASK_BYTES:
+                    yield _make_task(pending, known)
                     pending = []
-        if any(item.num_rows for item in pending):
-            yield FlattenTask(pa.Table.from_batches(pending), known)
+        if any(item.num_rows for item, _ in pending):
+            yield _make_task(pending, known)
 
     def _select_current(self, batch: pa.RecordBatch) -> list[bool]:
         """Return for each version whether it is the current one of its file."""
@@ -225,8 +240,7 @@ class _DocumentReader:
         pairs = ((versions.get(file_id), seq) for file_id, seq in zip(ids, seqs, strict=True))
         return [version is not None and version.commit_seq == seq for version, seq in pairs]
 
-    def _add_tombstones(self, current: pa.RecordBatch, rows: pa.RecordBatch) -> None:
-        """Add the tombstones, and the files that a rollback has removed and no later commit has brought again."""
+    def _add_tombstones(self, current: pa.RecordBatch) -> None:
         tombstones = select_kinds(current, DELETED)
         if tombstones.num_rows:
             columns = [
@@ -235,9 +249,6 @@ class _DocumentReader:
             ]
             table = pa.Table.from_arrays(columns, schema=DELETED_FILES.arrow)
             self.others.append(CommitRows({DELETED_FILES.name: table}))
-        absent = select_kinds(rows, ABSENT).column("file_id").to_pylist()
-        if removed := tuple(sorted(set(absent) - self._ledger.file_versions(absent).keys())):
-            self.others.append(CommitRows({}, removed))
 
     def _add_definitions(self, batch: pa.RecordBatch, current: Sequence[bool]) -> None:
         """Add the definitions that were new in the commits of a batch, and the misfits that came with them.

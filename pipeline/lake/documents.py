@@ -59,10 +59,8 @@ def iter_raw_batches(layout: LakeLayout, names: Iterable[str]) -> Iterator[pa.Re
             yield from file.iter_batches(_DOCUMENTS_PER_BATCH)
 
 
-def read_versions(
-    layout: LakeLayout, names: Sequence[str], *, up_to: int | None = None, by_instance: bool
-) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield the newest version of each file in raw parts, up to a commit, in batches of `VERSION_COLUMNS`.
+def read_versions(layout: LakeLayout, names: Sequence[str], *, by_instance: bool) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the newest version of each file in raw parts, in batches of `VERSION_COLUMNS`.
 
     `by_instance`: the instance is the key of a file. Versions from before that are of other files.
     """
@@ -74,9 +72,9 @@ def read_versions(
         versions = db.execute(
             "SELECT file_id, _seq, kind = $deleted, epoch_us(updated_at), epoch_us(_fetched_at), coalesce(digest, ''),"
             " coalesce(fetch_signature, ''), coalesce(is_stable, false), instance_id, _run_id"
-            f" FROM {source} WHERE ($seq IS NULL OR _seq <= $seq) AND _seq > {first}"
+            f" FROM {source} WHERE _seq > {first}"
             " QUALIFY row_number() OVER (PARTITION BY file_id ORDER BY _seq DESC) = 1 AND kind <> $absent",
-            {"deleted": DELETED, "absent": ABSENT, "seq": up_to},
+            {"deleted": DELETED, "absent": ABSENT},
         )
         while rows := versions.fetchmany(_VERSIONS_PER_BATCH):
             yield rows

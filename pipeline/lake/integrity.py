@@ -23,6 +23,7 @@ from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file, sha256_fi
 from pipeline.errors import LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.findings import damage
 from pipeline.formatting import pluralize
+from pipeline.lake.apply import select_column
 from pipeline.lake.catalog_tables import CATALOG_FORMAT, describe_format, read_shown_snapshot
 from pipeline.lake.duckdb import (
     LARGE_MEMORY_LIMIT,
@@ -45,9 +46,8 @@ from pipeline.lake.layout import (
     translate_os_errors,
 )
 from pipeline.lake.parts import RAW_TABLE, is_own_part
-from pipeline.lake.sql import sql_identifier, sql_read_parquet
+from pipeline.lake.sql import sql_read_parquet
 from pipeline.logs import log
-from schemas import value_types
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.ledger_queries import LedgerQueries, Part, SnapshotRecord
-    from schemas.tables import Column, Table
+    from schemas.tables import Table
 
 _LOG_BEGINS: Final = {
     "-wal": (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83"),
@@ -270,6 +270,12 @@ def _find_image_problem(layout: LakeLayout, name: str, record: ImageRecord, *, r
 # Catalogs
 
 
+def require_intact_snapshot(layout: LakeLayout, number: int) -> None:
+    """Raise `LakeCorruptedError` if a kept snapshot cannot be queried."""
+    if problem := _CatalogCheck(layout).find_problem(path := layout.snapshot_path(number), number):
+        raise LakeCorruptedError(f"{layout.part_name(path)}: {problem}.", hint="Run `scanlake repair`.")
+
+
 def find_damaged_catalogs(
     layout: LakeLayout, ledger: LedgerQueries, *, damaged_parts: Collection[str] = ()
 ) -> Iterator[Finding]:
@@ -361,7 +367,7 @@ class _CatalogCheck:
         if not outputs:
             return _NO_ROWS
         source = sql_read_parquet(self._layout.part_path(part.name) for part in outputs)
-        query = f"SELECT {', '.join(map(_select_column, table.columns))} FROM {source} AS output"
+        query = f"SELECT {', '.join(map(select_column, table.columns))} FROM {source} AS output"
         if table.is_per_file:
             query += f" SEMI JOIN {table.qualified_name} AS current USING (file_id, {COMMIT_SEQ_COLUMN})"
         try:
@@ -369,11 +375,6 @@ class _CatalogCheck:
         except duckdb.Error as error:
             log.warning("catalog.not_compared", table=table.name, error=first_line(error))
             return None
-
-
-def _select_column(column: Column) -> str:
-    name = sql_identifier(column.name)
-    return f"TRY_CAST({name} AS JSON) AS {name}" if column.kind is value_types.JSON else name
 
 
 def _sum_rows(db: duckdb.DuckDBPyConnection, source: str) -> tuple[Any, ...]:

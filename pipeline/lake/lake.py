@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from pipeline.atomic_files import fsync_dir
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake import catalog, parts, retention
+from pipeline.lake.document_damage import find_damage, find_lost_files, repair_documents
 from pipeline.lake.documents import read_references
 from pipeline.lake.folder_checks import require_lake_or_empty
 from pipeline.lake.integrity import check_documents_exist, refuse_foreign_entries
@@ -95,11 +96,23 @@ class Lake:
             self.layout.create_dirs(self.layout.folders(table.name for table in TABLES))
             retention.remove_orphans(self.layout, self.ledger)
             catalog.remove_stale_wal(self.layout)
+            if not (self._check_before_open or self._is_restore):
+                self._repair_unpublished_documents()
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def _repair_unpublished_documents(self) -> None:
+        """Go on without the documents of a killed run that were damaged before their rows were published."""
+        last, damage = self.ledger.last_snapshot(), []
+        if self.needs_publish:
+            damage = find_damage(self.layout, self.ledger, since_seq=0 if last is None else last.commit_seq)
+        if damage:
+            base = catalog.find_base(self.layout, self.ledger)
+            lost = find_lost_files(self.layout, self.ledger, damage, of_all=base is None)
+            repair_documents(self.layout, self.ledger, damage, lost, base)
 
     def _repair_before_open(self) -> None:
         refuse_foreign_entries(self.layout)
@@ -142,9 +155,13 @@ class Lake:
         if renewed is None or options.get("rebuild"):  # a report or a share has done its work, and is published
             check_documents_exist(self.layout, self.ledger.parts())
         record = self.ledger.begin_snapshot(run_id, at, complete=complete, watermark=watermark, renewed=renewed)
-        current = replace(record, published_at=at, commit_seq=self.ledger.next_commit_seq() - 1)
-        catalog.publish(self.layout, self.ledger, current, **options)
-        self.ledger.end_snapshot(record.snapshot)
+        pause = self.ledger.properties.rollback_pause
+        seq = self.ledger.next_commit_seq() - 1 if pause is None else pause["commit_seq"]
+        published = catalog.publish(
+            self.layout, self.ledger, replace(record, published_at=at, commit_seq=seq), **options
+        )
+        record = replace(record, commit_seq=seq, files=published.files)
+        self.ledger.end_snapshot(record)
         if self.ledger.properties.purge_in_progress is not None:
             retention.finish_purge(self.layout, self.ledger, record.snapshot)
         return record

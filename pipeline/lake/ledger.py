@@ -206,10 +206,10 @@ class Ledger(LedgerQueries):
 
     # Parts
 
-    def replace_parts(self, old: Sequence[Part], new: Sequence[Part], *, at: int) -> None:
-        """Replace parts of documents, and retire the old ones. The rows that they make are the same."""
+    def replace_parts(self, old: Sequence[Part], new: Sequence[Part]) -> None:
+        """Replace parts of documents. The rows that they make are the same."""
         with self.transaction() as db:
-            replace_parts(db, (part.name for part in old), new, at=at)
+            replace_parts(db, old, new)
             require_publish(db, same_rows=True)
 
     def record_catalog(
@@ -218,12 +218,7 @@ class Ledger(LedgerQueries):
         """Record the catalog that was published, what an update must know of it, and its outputs: all together."""
         with self.transaction() as db:
             set_properties(db, catalog=catalog, delta_base=base)
-            replace_parts(db, (part.name for part in old), new, at=catalog["written_at"])
-
-    def delete_retired(self, names: Sequence[str]) -> None:
-        """Delete the entries of retired parts whose files are deleted."""
-        with self.transaction() as db:
-            db.executemany("DELETE FROM retired_part WHERE name = ?", [(name,) for name in names])
+            replace_parts(db, old, new)
 
     def delete_definitions(self, hashes: Sequence[str]) -> None:
         """Delete workflow definitions. The next file with one of them brings it again."""
@@ -287,13 +282,10 @@ class Ledger(LedgerQueries):
             insert(db, "snapshot", {**asdict(record), "state": state}, on_conflict="REPLACE")
         return record
 
-    def end_snapshot(self, number: int) -> None:
-        """Record that readers see the snapshot with every commit so far."""
+    def end_snapshot(self, record: SnapshotRecord) -> None:
+        """Record that readers see the snapshot, with all commits that count."""
         with self.transaction() as db:
-            db.execute(
-                "UPDATE snapshot SET state = 'published', commit_seq = ? WHERE snapshot = ?",
-                (next_commit_seq(db) - 1, number),
-            )
+            insert(db, "snapshot", {**asdict(record), "state": "published"}, on_conflict="REPLACE")
             set_properties(db, has_unpublished_rows=False)
 
 
@@ -435,11 +427,9 @@ def _upsert_file_versions(db: sqlite3.Connection, commit: Commit) -> None:
     insert_all(db, "refetch_queue", ("file_id", "updated_at"), commit.refetch, on_conflict="REPLACE")
 
 
-def replace_parts(db: sqlite3.Connection, old: Iterable[str], new: Iterable[Part], *, at: int) -> None:
-    """Replace the parts named in `old`, which are retired, by new ones."""
-    names = list(old)
-    db.executemany("DELETE FROM part WHERE name = ?", [(name,) for name in names])
-    insert_all(db, "retired_part", ("name", "retired_at"), [(name, at) for name in names], on_conflict="REPLACE")
+def replace_parts(db: sqlite3.Connection, old: Iterable[Part], new: Iterable[Part]) -> None:
+    """Replace parts by new ones. The next command deletes the files of the old ones: a reader may use them now."""
+    db.executemany("DELETE FROM part WHERE name = ?", [(part.name,) for part in old])
     for part in new:
         insert(db, "part", asdict(part))
 

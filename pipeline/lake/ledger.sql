@@ -24,9 +24,6 @@ CREATE TABLE part (
     last_commit_seq INTEGER NOT NULL, row_count INTEGER NOT NULL, bytes INTEGER NOT NULL, sha256 TEXT NOT NULL
 );
 
--- Parts that others have replaced. Their files stay while a snapshot or a reader may need them.
-CREATE TABLE retired_part (name TEXT PRIMARY KEY, retired_at INTEGER NOT NULL);
-
 -- The current version of each file, whose rows the catalog shows.
 CREATE TABLE file_version (
     file_id INTEGER PRIMARY KEY, commit_seq INTEGER NOT NULL, deleted INTEGER NOT NULL, updated_at INTEGER,

@@ -163,10 +163,11 @@ class Commit(Struct, frozen=True):
 
 
 class RollbackPause(TypedDict):
-    """Why syncing is paused: the lake shows snapshot `to` again, as the new snapshot `snapshot`."""
+    """Why syncing is paused: the lake shows snapshot `to` again, as `snapshot`. Its last commit is `commit_seq`."""
 
     to: int
     snapshot: int
+    commit_seq: int
 
 
 class RunProgress(TypedDict):
@@ -472,14 +473,9 @@ class LedgerQueries:
         """Return the parts of documents and the outputs, oldest first."""
         return self.select(Part, "part ORDER BY first_commit_seq, name")
 
-    def retired_parts(self, before: int = _ALL_COMMITS[1]) -> list[str]:
-        """Return the names of the parts without current rows that were replaced before an instant, oldest first."""
-        sql = "SELECT name FROM retired_part WHERE retired_at < ? ORDER BY retired_at, name"
-        return [row[0] for row in self.query(sql, (before,))]
-
     def part_names(self) -> set[str]:
-        """Return the names of all parts, with retired ones."""
-        return {row[0] for row in self.query("SELECT name FROM part UNION ALL SELECT name FROM retired_part")}
+        """Return the names of all parts."""
+        return {row[0] for row in self.query("SELECT name FROM part")}
 
     # Runs and snapshots
 
@@ -525,8 +521,10 @@ class LedgerQueries:
 
     def has_unpublished_commits(self) -> bool:
         """Return whether the newest catalog lacks a commit."""
-        last = self.last_snapshot()
-        return last is None or last.commit_seq < self.next_commit_seq() - 1
+        last, properties = self.last_snapshot(), self.properties
+        if properties.rollback_pause is not None:  # the later ones are not shown
+            return properties.has_unpublished_rows
+        return last is None or last.commit_seq < properties.next_commit_seq - 1
 
     def last_purge_at(self) -> int | None:
         """Return when files were last purged, in microseconds; None before a purge."""

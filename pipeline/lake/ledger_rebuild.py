@@ -23,7 +23,7 @@ from pipeline.findings import damage, warning
 from pipeline.lake.catalog_tables import read_kept_properties, read_shown_snapshot
 from pipeline.lake.documents import VERSION_COLUMNS, iter_commits, iter_raw_batches, read_versions
 from pipeline.lake.duckdb import classify_read_error, first_line, read_database
-from pipeline.lake.image_store import COLUMNS
+from pipeline.lake.image_store import COLUMNS, move_damaged
 from pipeline.lake.lake_folder import has_restore_mark
 from pipeline.lake.layout import is_part_name, list_part_files, list_snapshots, translate_os_errors
 from pipeline.lake.ledger import Ledger, insert, insert_all, record_drift, require_publish, set_properties
@@ -31,7 +31,7 @@ from pipeline.lake.ledger_queries import Commit, Part, SnapshotRecord
 from pipeline.lake.parts import RAW_TABLE, describe_part, is_own_part
 from pipeline.logs import log
 from schemas.tables import COMMIT_SEQ_COLUMN, FILES, RAW, WORKFLOW_DEFINITION_STEPS, WORKFLOW_DEFINITIONS
-from schemas.timestamps import SECOND, now_us
+from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
     import sqlite3
@@ -59,6 +59,8 @@ def rebuild_ledger(layout: LakeLayout, problem: str) -> list[Finding]:
             problems = _restore(layout, ledger, problem)
         fsync_file(temp)  # a disk that fails here leaves the damaged ledger in its place
         _quarantine_ledger(layout)
+        for name in problems:
+            move_damaged(layout.part_path(name))  # else it would be deleted as one that no ledger names
     log.warning("ledger.rebuilt", source="documents")
     hint = "Run `scanlake sync`: it fetches the files of this part again."
     return [
@@ -154,9 +156,6 @@ def _take_parts(db: sqlite3.Connection, layout: LakeLayout, names: Sequence[str]
         for name, _, first, last in sorted(spans.fetchall(), key=itemgetter(2, 0))
     ]
     insert_all(db, "part", Part.__struct_fields__, map(astuple, parts))
-    # Those that were left out are no orphans: their retention begins now.
-    left_out = sorted(set(names).difference(part.name for part in parts))
-    insert_all(db, "retired_part", ("name", "retired_at"), [(name, now_us()) for name in left_out])
     return problems
 
 

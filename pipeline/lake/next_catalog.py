@@ -91,9 +91,7 @@ class NextCatalog:
             if self._span is not None and not self._is_lost:
                 self._apply()
                 self._stack.close()
-                base = self._base
-                counted = "replaced_rows" if base["built_bytes"] else "built_rows"
-                base = {**base, counted: base[counted] + self._rows}  # type: ignore[misc]
+                base: DeltaBase = {**self._base, "replaced_rows": self._base["replaced_rows"] + self._rows}
                 applied = AppliedCommits(self._path, base, self._from.written_at, self._span)
         except (duckdb.Error, OSError, ScanlakeError) as error:
             self._lose(error)

@@ -164,7 +164,7 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
     words, outside = _compile_words(references), _find_outside_copies(ledger, keys, references, at)
     snapshot_count = len(list_snapshots(layout))
     with ledger.transaction() as db:
-        replace_parts(db, (part.name for part in raw), new, at=at)
+        replace_parts(db, raw, new)
         _forget_reports(db, keys, references, words)
         for table in _TABLES_BY_FILE:
             db.executemany(f"DELETE FROM {table} WHERE file_id = ?", [(file_id,) for file_id in selected])
@@ -357,13 +357,10 @@ def _ids_in_ledger(ledger: Ledger, file_ids: Sequence[int]) -> set[int]:
 
 
 def _ids_in_snapshots(lake: Lake, file_ids: Collection[int]) -> set[int]:
-    """Return those of the ids that are only in kept snapshots or retired parts."""
+    """Return those of the ids that are only in kept snapshots."""
     layout, result = lake.layout, set[int]()
     if not file_ids:
         return result
-    for path in map(layout.part_path, lake.ledger.retired_parts()):
-        with suppress(LakeCorruptedError):  # it is deleted anyway, and `scanlake check` names it
-            result |= read_ids_in_part(path, file_ids)
     for _, path in list_snapshots(layout):
         with suppress(duckdb.Error):
             result |= read_ids_in_catalog(path, file_ids)

@@ -320,10 +320,10 @@ class RunSession:
     # End of the run; all of it on the ledger's thread
 
     def finish(self, state: str, error: str | None = None) -> SnapshotRecord:
-        """Record the run's result, publish a snapshot, and delete expired snapshots and parts."""
+        """Record the run's result, publish a snapshot, and delete expired snapshots."""
         self.ledger.update_run(**asdict(self.update_record(state, error)))
         snapshot = self.publish(complete=state == "done")
-        retention.expire_snapshots(self.lake.layout, self.ledger, self.settings, now=time.time())
+        retention.expire_snapshots(self.lake.layout, self.ledger, self.settings)
         return snapshot
 
     def _record_failure(self, error: ScanlakeError) -> None:

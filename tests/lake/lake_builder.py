@@ -138,7 +138,7 @@ def state(lake: Path) -> list[tuple[str, bytes]]:
 def facts(lake: Path) -> Any:
     """Commits, parts, files, snapshots and purges of the ledger."""
     with Lake(lake, doing="test") as held:
-        names = ("lake_property", "part", "retired_part", "file_version", "snapshot", "purge")
+        names = ("lake_property", "part", "file_version", "snapshot", "purge")
         return {name: [tuple(row) for row in held.ledger.query(f"SELECT * FROM {name}")] for name in names}
 
 

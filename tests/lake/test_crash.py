@@ -37,7 +37,7 @@ def litter(lake: Path) -> list[str]:
     """What no catalog and no ledger names."""
     with Lake(lake, doing="look") as held:
         found = find_unknown_files(held.layout, held.ledger)
-        named = {part.name for part in held.ledger.parts()} | set(held.ledger.retired_parts())
+        named = {part.name for part in held.ledger.parts()}
     on_disk = {path.relative_to(lake).as_posix() for path in [*lake.glob("tables/*/0*"), *lake.glob("documents/*")]}
     return [*found, *sorted(on_disk ^ named)]
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import shutil
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
 from structlog.testing import capture_logs
 
@@ -96,8 +98,8 @@ def test_a_damaged_output_of_many_commits_is_written_again(history: History, lak
     assert {each.subject for each in checked(lake).damage} == damaged
     assert differing_rows(history.today.lake, lake) == []
     snapshots = set((lake / "snapshots").iterdir())
-    flip(old)
-    assert checked(lake, read_data=True).damage == [], "nothing reads a retired part"
+    assert checked(lake, read_data=True).damage == []
+    assert not old.exists(), "others have replaced it"
     assert set((lake / "snapshots").iterdir()) == snapshots
 
 
@@ -180,8 +182,18 @@ def test_the_newest_snapshot_is_published_again(lake: Path) -> None:
 
 
 def test_the_ledger_alone_is_wrong(history: History, lake: Path) -> None:
-    """A wrong hash or count of an output in the ledger is damage; it is written again."""
+    """A wrong hash or count in the ledger is damage; outputs and documents are written again, and none is fetched."""
     uploads = "WHERE table_name = 'uploads' AND first_commit_seq = 1"
+    documents = read_documents(lake)
+    change_ledger(lake, "sha256 = substr(sha256, 2) || '-' WHERE table_name = 'documents'")
+    change_ledger(lake, "row_count = row_count + 1 WHERE table_name = 'documents'")
+    for mend in (False, True):
+        found = checked(lake, mend=mend)
+        assert (found.files_to_fetch, {each.repair for each in found.damage}) == ([], {"written again"})
+        assert {each.subject.split("/")[0] for each in found.damage} == {"documents"}
+    with Lake(lake, doing="test"):  # which deletes what was replaced
+        pass
+    assert read_documents(lake) == documents
     change_ledger(lake, f"row_count = row_count + 1 {uploads}")
     (damage,) = checked(lake, mend=False).damage
     assert " rows, not " in damage.problem
@@ -192,6 +204,11 @@ def test_the_ledger_alone_is_wrong(history: History, lake: Path) -> None:
     assert {each.subject.split("/")[0] for each in others} <= {"snapshots"}
     assert checked(lake, read_data=True, mend=False).damage == []
     assert differing_rows(history.today.lake, lake) == []
+
+
+def read_documents(lake: Path) -> Counter[str]:
+    """Every document, whatever part it is in."""
+    return Counter(repr(row) for path in lake.glob("documents/*") for row in pq.read_table(path).to_pylist())
 
 
 def test_compaction_names_a_damaged_part(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,11 +225,20 @@ def test_compaction_names_a_damaged_part(history: History, tmp_path: Path, monke
         assert "Run `scanlake check`" in events[0]["hint"]
 
 
-def test_a_rollback_brings_no_damaged_part_back(history: History, lake: Path) -> None:
-    """A snapshot with documents that a check has left out cannot be restored; the lake stays as it is."""
-    number = int(max((lake / "snapshots").glob("*.duckdb")).stem)
+def test_a_rollback_needs_no_documents(lake: Path) -> None:
+    """A snapshot whose documents a repair has left out is shown again as it was; the files are fetched after that."""
+    number = int(min((lake / "snapshots").glob("*.duckdb")).stem)
+    before = copy_lake(lake, lake.with_name("before"))
     flip(min((lake / "documents").glob("0*.parquet")))
     assert checked(lake).damage
-    message = told(lake, "rollback", str(number), "--yes", code=2)
-    assert f"Snapshot {number} cannot be restored: the lake has documents of" in message
-    assert differing_rows(history.today.lake, lake) == []
+    told(lake, "rollback", str(number), "--yes")
+    with opened(lake) as db:
+        db.execute(f"ATTACH '{before}/snapshots/{number:06d}.duckdb' AS former (READ_ONLY)")
+        for here, there in (("files", "former.files"), ("former.uploads", "uploads")):
+            assert (
+                db.execute(
+                    f"SELECT * EXCLUDE (_seq) FROM {here} EXCEPT SELECT * EXCLUDE (_seq) FROM {there}"
+                ).fetchall()
+                == []
+            )
+    assert checked(lake, mend=False).damage == []

@@ -18,6 +18,7 @@ from pipeline.errors import SettingsError, StorageError
 from pipeline.lake import ledger
 from pipeline.lake.image_store import ImageKind, ImageRecord, ImageState, iter_images, write_images
 from pipeline.lake.lake import Lake
+from pipeline.lake.ledger import require_publish
 from pipeline.lake.ledger_queries import RunRecord
 from pipeline.lake.purge import id_columns, purge
 from pipeline.lake.request_log import ReportBatch, ReportJob, ReportJobFile, RequestLog
@@ -347,9 +348,10 @@ def test_a_purge_of_what_stands_in_one_place_alone(lake: Path) -> None:
         held.publish("", at=AT, complete=True, watermark=AT)
         (*_, part) = [part for part in held.ledger.parts() if part.table_name == "files"]
         gone = [each for each in held.ledger.parts() if each.first_commit_seq == part.first_commit_seq]
-        held.ledger.replace_parts(gone, [], at=AT)  # every version is folded away
+        held.ledger.replace_parts(gone, [])  # every version is folded away
         with held.ledger.transaction() as db:
             db.execute("DELETE FROM file_version WHERE file_id = 79")
+            require_publish(db)  # the former snapshot keeps it
             insert_reject(db, 78, b"\x00")
             names = ["run_id", "verified_at", "mode", "consistent", "ids"]
             columns = db.execute("PRAGMA table_info(verification)").fetchall()

@@ -60,7 +60,7 @@ def test_the_request_log_forgets_it(lake: Path, monkeypatch: pytest.MonkeyPatch)
             order = log.record_order("job", batch, AT, confirmed)
             pdf, url = f"{batch.group_name}.pdf", f"http://x/{batch.group_name}"
             orders.append(log.update("job", order, state=OrderState.SAVED, pdf=pdf, url=url))
-        log.exclude_files("job", 1, {1: "not in its PDF"}, AT, replace(orders[0], state=OrderState.SUPERSEDED))
+        log.exclude_files("job", 1, {1: "not in its PDF"}, AT, replace(orders[0], state=OrderState.REPLACED))
     before = re.findall(r"ref \d+", everything(lake))
     purged(lake, 1)
     after = re.findall(r"ref \d+", everything(lake))

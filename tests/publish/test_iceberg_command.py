@@ -38,8 +38,6 @@ def test_mirror_and_tables_share_a_place(history: History, tmp_path: Path) -> No
     history.compact()
     printed = told(history.root, "publish", "--to", url, "--iceberg")
     assert re.search(rf"snapshot {second}: 13 Iceberg tables, tag sync-{second}: [4-9] changed", printed), printed
-    with Lake(history.root, doing="sync") as lake:
-        lake.ledger.delete_retired(lake.ledger.retired_parts())
     told(history.root, "publish", "--to", url, SCANLAKE_RETENTION_HOURS="0")
     for number, tag in ((first, f"sync-{first}"), (second, None)):
         assert list_differences(history.root, number, reader(connect_catalog(url), tag)) == []

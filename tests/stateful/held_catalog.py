@@ -11,6 +11,7 @@ from pipeline.lake.apply import apply_rows
 from pipeline.lake.catalog_tables import name_type
 from pipeline.lake.current_rows import iter_current_rows, run_here
 from pipeline.lake.duckdb import create_table
+from pipeline.lake.history import HISTORY, create_history
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
 from schemas.tables import DELETED_FILES, FILES, TABLES
@@ -30,10 +31,12 @@ class HeldCatalog:
     def _empty(self) -> None:
         self.seq = 0
         self.db.execute("DROP SCHEMA IF EXISTS meta CASCADE; CREATE SCHEMA meta")
+        for name in (*HISTORY, *(table.qualified_name for table in TABLES)):
+            self.db.execute(f"DROP TABLE IF EXISTS {name}")
         for table in TABLES:
-            self.db.execute(f"DROP TABLE IF EXISTS {table.qualified_name}")
             columns = [(column.name, name_type(column), "") for column in table.columns]
             create_table(self.db, table.qualified_name, "", columns)
+        create_history(self.db)
 
     def catch_up(self, lake: Path, *, in_place: bool) -> None:
         """Apply the commits since the last time; all, if the lake has other files then."""

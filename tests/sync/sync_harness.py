@@ -13,6 +13,7 @@ from pipeline.lake import catalog
 from pipeline.lake.apply import apply_rows
 from pipeline.lake.current_rows import iter_current_rows, run_here
 from pipeline.lake.duckdb import create_table
+from pipeline.lake.history import create_history
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
@@ -88,6 +89,7 @@ def stored(lake: Path) -> duckdb.DuckDBPyConnection:
     for table in TABLES:
         columns = [(column.name, column.kind.sql, "") for column in table.columns]
         create_table(db, table.qualified_name, "", columns)
+    create_history(db)
     with closing(Ledger(layout.ledger)) as ledger:
         for rows in iter_current_rows(layout, ledger, run_tasks=run_here):
             apply_rows(db, rows, in_place=False)

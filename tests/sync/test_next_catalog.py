@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import duckdb
@@ -11,7 +13,7 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import ScanlakeError
-from pipeline.lake import next_catalog
+from pipeline.lake import catalog, current_rows, next_catalog
 from pipeline.lake.current_rows import iter_current_rows, run_here
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
@@ -26,7 +28,7 @@ from tests.lake.lake_builder import AT, commit
 from tests.sync.sync_harness import SEED, asked, check_equal, opened, synced
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from pipeline.lake.catalog import AppliedCommits
     from pipeline.lake.ledger_queries import Commit
@@ -130,19 +132,39 @@ async def test_publishes_during_a_run(lake: Path) -> None:
     assert checked(lake, mend=False).damage == []
 
 
-async def test_damaged_documents_without_rows(lake: Path) -> None:
-    """Files whose documents are damaged before they are published are fetched again; all others are there."""
+@pytest.mark.parametrize("damage", [flip, Path.unlink], ids=["damaged", "gone"])
+@pytest.mark.parametrize("begins", [True, False], ids=["first sync", "later sync"])
+async def test_damaged_documents_without_rows(lake: Path, damage: Callable[[Path], object], *, begins: bool) -> None:
+    """Files whose documents are damaged before they are published are rejects; all others are there at once.
+
+    The next sync needs no repair: it fetches just those files, and ends with everything.
+    """
     async with Emulator(60, seed=SEED) as emulator:
+        if not begins:
+            await synced(emulator, lake)
+            emulator.world.update(emulator.world.pick_random(40))
+        emulator.world.clock.advance(3)  # past their second: else the next sync reads them again
         await killed_sync(emulator, lake)
-        flip(sorted((lake / "documents").glob("0*.parquet"))[1])
-        checked(lake)
+        shutil.copytree(lake, other := lake.with_name("other"))
+        for killed in (lake, other):
+            damage(max((killed / "documents").glob("0*.parquet")))
+        with Lake(lake, doing="test") as held:
+            lost = {request.file_id for request in held.ledger.refetch_requests()}
+            assert lost
+            held.republish(at=now_us())
+            assert held.ledger.count_files() == 60 - len(lost)
         with opened(lake) as db:
             files = {file_id for (file_id,) in db.execute("SELECT file_id FROM files").fetchall()}
             uploads = {file_id for (file_id,) in db.execute("SELECT file_id FROM uploads").fetchall()}
+            named = {file_id for (file_id,) in db.execute("SELECT file_id FROM meta.rejects").fetchall()}
         assert uploads <= files
-        assert 40 < len(files) < 60
-        await synced(emulator, lake)
-        check_equal(lake, emulator)
+        assert (files & lost, named, len(files)) == (set(), lost, 60 - len(lost))
+        assert checked(lake, mend=False).damage == []
+        for killed in (lake, other):
+            calls = emulator.counts["detail"]
+            await synced(emulator, killed)
+            check_equal(killed, emulator)
+            assert emulator.counts["detail"] < calls + len(lost) + 20
 
 
 @both
@@ -202,3 +224,37 @@ def test_whatever_becomes_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert _shown(lake, applied, 3) == [(1, 1), (2, 2), (3, 3)]
         assert not list(lake.layout.root.glob(".*.tmp*")), "it is left lying about"
     assert checked(tmp_path / "lake", mend=False).damage == []
+
+
+@pytest.mark.parametrize("has_writer", [True, False], ids=["of a writer", "of documents"])
+def test_rows_of_a_first_sync_are_sorted_by_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_writer: bool
+) -> None:
+    """However commits come, rows of a large first sync lie in the order of their files, for look-ups by file.
+
+    What is made of many documents is sorted by the next publish of rows.
+    """
+    for module, name, value in (
+        (catalog, "_MIN_ROWS", 0),
+        (catalog, "_MIN_WASTE", 1 << 40),
+        (next_catalog, "_MIN_FILES", 1),
+        (current_rows, "_TASK_FILES", 1),
+        (current_rows, "run_beside", run_here),
+    ):
+        monkeypatch.setattr(module, name, value)
+    with Lake(tmp_path / "lake", doing="test") as lake:
+        for files in ({5: 2}, {1: 1, 9: 1}, {3: 1}):
+            commit(lake, files, {"uploads": [{"file_id": key, "id": 1, "position": 0} for key in files]})
+        applied = None
+        if has_writer:
+            _apply(lake, next_one := NextCatalog(lake.layout), 1)
+            applied = next_one.finish()
+            assert applied is not None
+        _shown(lake, applied, 1)
+        if not has_writer:
+            commit(lake, {10: 1})
+            _shown(lake, None, 2)
+    for table in ("files", "uploads", "file_versions"):
+        with opened(tmp_path / "lake") as db:
+            ids = [row[0] for row in db.execute(f"SELECT file_id FROM {table} ORDER BY rowid").fetchall()]
+        assert [key for key in ids if key < 10] == [1, 3, 5, 9]
