@@ -26,10 +26,10 @@ def run(
 ) -> ExitCode:
     """Repair the damage in the lake that `check` finds, without calls to the service.
 
-    A damaged output is written again from the catalog. Damaged documents that can still be read are written again; of
-    all others the next sync fetches the files. A damaged image is renamed, and the next `scanlake images` fetches it
-    again, like a missing one. A catalog is published again. A lost ledger is rebuilt from the documents; what only the
-    ledger had is named. Files that scanlake did not write are named and not changed.
+    A damaged output is written again from the catalog. The next sync fetches the files of damaged documents; if only
+    the ledger's record of them is wrong, that is corrected. A damaged image is renamed, and the next `scanlake images`
+    fetches it again, like a missing one. A catalog is published again. A lost ledger is rebuilt from the documents;
+    what only the ledger had is named. Files that scanlake did not write are named and not changed.
 
     The exit code is 0 if nothing is damaged any more, 4 if files or images must be fetched again, and 9 if --dry-run
     has found damage.

@@ -1,12 +1,11 @@
-"""Damage of documents, by one rule: what can be read whole is written again, the files of all else are fetched again.
+"""Damage of documents, by one rule: the files of documents that are not as they were written are fetched again.
 
-Pages have checksums, and list items a digest: they prove documents whose entry in the ledger, or whose file, is wrong.
+A part that equals, byte by byte, what its own rows are written as is whole: then its entry in the ledger is wrong.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -15,14 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from pipeline.lake.documents import iter_raw_batches
 from pipeline.lake.duckdb import read_database
 from pipeline.lake.integrity import find_file_problem
 from pipeline.lake.ledger_queries import RunRecord
-from pipeline.lake.parts import RAW_TABLE, merged_part_name, write_batches
+from pipeline.lake.parts import RAW_OPTIONS, RAW_TABLE, describe_part
 from pipeline.logs import log
 from pipeline.version import __version__
-from schemas.file_versions import version_digest
 from schemas.tables import COMMIT_SEQ_COLUMN, RAW
 from schemas.timestamps import new_run_id, now_us
 
@@ -37,7 +34,7 @@ _REASON: Final = "the document in documents/ was damaged; the next sync fetches 
 
 
 class DamagedPart(Struct, frozen=True):
-    """A part with another content than recorded. `is_whole`: it has documents that can all be read."""
+    """A part with another content than recorded. `is_whole`: it has documents, and the record is wrong."""
 
     part: Part
     problem: str
@@ -57,18 +54,20 @@ def find_damage(layout: LakeLayout, ledger: LedgerQueries, *, since_seq: int = 0
 
 
 def _is_whole(layout: LakeLayout, part: Part) -> bool:
-    """Return whether every page of a part of documents has its checksum, and every list item its digest."""
-    if part.table_name != RAW_TABLE or layout.part_path(part.name).is_symlink():
+    """Return whether a part of documents is as it was written: its pages have checksums, and nothing else differs."""
+    path, content = layout.part_path(part.name), pa.BufferOutputStream()
+    if part.table_name != RAW_TABLE or path.is_symlink():
         return False
     try:
-        for batch in iter_raw_batches(layout, [part.name]):
-            pairs = zip(*(batch.column(name).to_pylist() for name in ("list_item", "digest")), strict=True)
-            is_read = batch.schema.names == RAW.names
-            if not (is_read and all(digest in {None, version_digest(item or b"")} for item, digest in pairs)):
-                return False
-    except (OSError, pa.ArrowException):
+        with (
+            pq.ParquetFile(path, page_checksum_verification=True) as file,
+            pq.ParquetWriter(content, RAW, **RAW_OPTIONS) as writer,
+        ):
+            for number in range(file.num_row_groups):
+                writer.write_table(file.read_row_group(number).cast(RAW))
+        return memoryview(content.getvalue()).cast("B") == path.read_bytes()
+    except (OSError, ValueError, pa.ArrowException):  # another version of Arrow may write other bytes, too
         return False
-    return True
 
 
 def find_lost_files(
@@ -94,14 +93,15 @@ def find_lost_files(
 def repair_documents(
     layout: LakeLayout, ledger: Ledger, damage: Iterable[DamagedPart], lost: Collection[int], base: DeltaBase | None
 ) -> None:
-    """Write documents again that are whole, and queue the `lost` files for the next sync: each is named as a reject.
+    """Correct the entries of whole parts, and queue the `lost` files for the next sync: each is named as a reject.
 
     Those whose rows the catalog `base` lacks leave the lake until then; None: a catalog that must be built has no rows.
     """
     damaged = [item for item in damage if item.part.table_name == RAW_TABLE]
-    written = [_write_again(layout, item.part) for item in damaged if item.is_whole]
+    misrecorded = [item.part for item in damaged if item.is_whole]
+    corrected = [describe_part(layout, layout.part_path(part.name), RAW_TABLE, part.span) for part in misrecorded]
     if damaged:
-        ledger.replace_parts([item.part for item in damaged], written)
+        ledger.replace_parts([item.part for item in damaged], corrected)
     if lost:
         known = {} if base is None else _read_references(layout, lost)
         documents = {key: json.dumps({"id": key, "scan_code": known.get(key)}).encode() for key in sorted(lost)}
@@ -111,11 +111,6 @@ def repair_documents(
         now, run_id = now_us(), new_run_id()
         ledger.begin_run(RunRecord(run_id, "repair", __version__, now, state="done", ended_at=now))
         ledger.queue_refetch(documents, incomplete=incomplete, reason=_REASON, run_id=run_id, at=now)
-
-
-def _write_again(layout: LakeLayout, part: Part) -> Part:
-    target = layout.documents_dir / merged_part_name(part.span, secrets.token_hex(3), 0)
-    return write_batches(layout, target, iter_raw_batches(layout, [part.name]), seqs=part.span)
 
 
 def _read_references(layout: LakeLayout, file_ids: Collection[int]) -> dict[int, str | None]:

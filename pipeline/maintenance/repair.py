@@ -1,8 +1,7 @@
 """Find damage in the lake's files and repair it, and check its folder, its ledger and the settings' files.
 
-Three rules: documents that can be read are written again, and the files of all others are fetched again by the next
-sync, and are in meta.rejects until then; a damaged catalog is made again from the documents; a damaged output is
-written again from the catalog.
+Three rules: the files of damaged documents are fetched again by the next sync, and are in meta.rejects until then; a
+damaged catalog is made again from the documents; a damaged output is written again from the catalog.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ class _Damage(Struct, frozen=True):
     def describe(self, layout: LakeLayout, ledger: LedgerQueries) -> LakeCheck:
         """Return the findings."""
         current, snapshots, images = ledger.parts(), len(list_snapshots(layout)), self.images
-        findings = [self._describe_part(ledger, damaged) for damaged in self.parts]
+        findings = [self._describe_part(layout, ledger, damaged) for damaged in self.parts]
         if self.lost and not self.parts:
             problem, repair = "lacks the documents of files", "queued for the next sync"
             findings.append(damage("documents/", problem, repair, self.lost))
@@ -123,13 +122,16 @@ class _Damage(Struct, frozen=True):
         findings.append(ok("lake", "files", f"{', '.join(counts)} compared, {size}"))
         return LakeCheck(findings, sorted(self.lost), len(images.damaged))
 
-    def _describe_part(self, ledger: LedgerQueries, damaged: DamagedPart) -> Finding:
+    def _describe_part(self, layout: LakeLayout, ledger: LedgerQueries, damaged: DamagedPart) -> Finding:
         part, (low, high) = damaged.part, damaged.part.span
         commits = f"commit {low}" if low == high else f"commits {low} to {high}"
         lost = self.lost.intersection(dict(ledger.file_commit_seqs(part.span))) if damaged.has_lost_documents else ()
+        if damaged.is_whole:
+            problem = f"has another size, hash or row count of {part.name} than the file"
+            return damage(layout.ledger.name, problem, "corrected from the file")
         repair = f"removed; {'the next sync fetches its files again' if lost else 'nothing has to be fetched'}"
         if not damaged.has_lost_documents:
-            repair = f"written again{'' if damaged.is_whole else ' from the catalog'}"
+            repair = "written again from the catalog"
         return damage(part.name, f"{damaged.problem} ({part.table_name}, {commits})", repair, lost)
 
     def repair(self, lake: Lake) -> None:
