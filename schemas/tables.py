@@ -109,11 +109,13 @@ class Table:
 
     @cached_property
     def arrow(self) -> pa.Schema:
-        """The schema of the table's parts: its columns and `_seq`, the version the row belongs to."""
-        fields = [
-            _part_field(column.name, column.arrow, column.field_id, nullable=column.nullable) for column in self.columns
-        ]
-        return pa.schema([*fields, _COMMIT_SEQ_FIELD])
+        """The schema of the table's parts."""
+        return pa.schema(
+            [
+                _part_field(column.name, column.arrow, column.field_id, nullable=column.nullable)
+                for column in self.columns
+            ]
+        )
 
     @property
     def qualified_name(self) -> str:
@@ -135,7 +137,7 @@ def _part_field(name: str, arrow_type: pa.DataType, field_id: int, *, nullable: 
 
 
 COMMIT_SEQ_COLUMN: Final = "_seq"
-_COMMIT_SEQ_FIELD: Final = _part_field(COMMIT_SEQ_COLUMN, pa.int64(), 6, nullable=False)
+_COMMIT_SEQ: Final = Column(COMMIT_SEQ_COLUMN, value_types.COUNT, 6, "Commit that wrote the row.", nullable=False)
 _FIRST_WIRE_FIELD_ID: Final = 101  # up to 100: columns that scanlake adds
 _FILE_ID: Final = Column("file_id", value_types.ID, 1, "The file. Joins every table to `files`.", nullable=False)
 _POSITION: Final = Column("position", value_types.COUNT, 2, "Index in the list as sent, from 0.", nullable=False)
@@ -151,6 +153,7 @@ _FETCH_COLUMNS: Final = (
         nullable=False,
     ),
     Column("_run_id", value_types.TEXT, 5, "Run that fetched it; see meta.runs.", nullable=False),
+    _COMMIT_SEQ,
 )
 
 
@@ -199,7 +202,7 @@ UPLOADS: Final = Table(
         ),
         _POSITION,
         _EXTRA,
-        *_FETCH_COLUMNS,
+        _COMMIT_SEQ,
     ),
     ("file_id", "id"),
     "files",
@@ -208,7 +211,7 @@ UPLOADS: Final = Table(
 FORM_SUBMITS: Final = Table(
     "form_submits",
     "One row per submitted form.",
-    (_FILE_ID, *_columns_of(wire.FORM_SUBMIT), _POSITION, _EXTRA, *_FETCH_COLUMNS),
+    (_FILE_ID, *_columns_of(wire.FORM_SUBMIT), _POSITION, _EXTRA, _COMMIT_SEQ),
     ("file_id", "id"),
     "files",
     declared_keys=frozenset(wire.FORM_SUBMIT),
@@ -227,7 +230,7 @@ FORM_ANSWERS: Final = Table(
         *_columns_of(wire.FORM_ANSWER, {"id": "question_id"}),
         _POSITION,
         _EXTRA,
-        *_FETCH_COLUMNS,
+        _COMMIT_SEQ,
     ),
     ("file_id", "form_submit_id", "question_id"),
     "form_submits",
@@ -236,7 +239,7 @@ FORM_ANSWERS: Final = Table(
 FIELDS: Final = Table(
     "fields",
     "One row per value of a custom field; a field can be scanned several times.",
-    (_FILE_ID, *_columns_of(wire.CUSTOM_FIELD, {"id": "deprecated_id"}), _POSITION, _EXTRA, *_FETCH_COLUMNS),
+    (_FILE_ID, *_columns_of(wire.CUSTOM_FIELD, {"id": "deprecated_id"}), _POSITION, _EXTRA, _COMMIT_SEQ),
     ("file_id", "field_id", "snap_id"),
     "files",
     declared_keys=frozenset({*wire.CUSTOM_FIELD, "file_id", "donotuse"}),
@@ -244,7 +247,7 @@ FIELDS: Final = Table(
 LOCATIONS: Final = Table(
     "locations",
     "One row per location setting of the devices that created the file.",
-    (_FILE_ID, *_columns_of(wire.LOCATION), _POSITION, _EXTRA, *_FETCH_COLUMNS),
+    (_FILE_ID, *_columns_of(wire.LOCATION), _POSITION, _EXTRA, _COMMIT_SEQ),
     ("file_id", "id"),
     "files",
     declared_keys=frozenset({*wire.LOCATION, "file_id"}),
@@ -263,7 +266,7 @@ WORKFLOW_RUNS: Final = Table(
         ),
         _POSITION,
         _EXTRA,
-        *_FETCH_COLUMNS,
+        _COMMIT_SEQ,
     ),
     ("file_id", "id"),
     "files",
@@ -278,7 +281,7 @@ WORKFLOW_RUN_STEPS: Final = Table(
         _id("workflow_id", 11, "Workflow of the run."),
         _POSITION,
         _EXTRA,
-        *_FETCH_COLUMNS,
+        _COMMIT_SEQ,
     ),
     ("file_id", "workflow_run_id", "id"),
     "workflow_runs",
@@ -301,7 +304,7 @@ WORKFLOW_RUN_STEP_ITEMS: Final = Table(
         Column("entity_type", value_types.TEXT, 14, "What the item is, for example uploads."),
         _POSITION,
         _EXTRA,
-        *_FETCH_COLUMNS,
+        _COMMIT_SEQ,
     ),
     ("file_id", "workflow_run_id", "workflow_run_step_id", "entity_id"),
     "workflow_run_steps",
@@ -321,7 +324,7 @@ WORKFLOW_DEFINITIONS: Final = Table(
 WORKFLOW_DEFINITION_STEPS: Final = Table(
     "workflow_definition_steps",
     "One row per step of each version of a workflow's definition.",
-    (*_columns_of(wire.WORKFLOW_STEP, {"order": "step_order"}), _POSITION, _EXTRA, _HASH, *_FETCH_COLUMNS),
+    (*_columns_of(wire.WORKFLOW_STEP, {"order": "step_order"}), _POSITION, _EXTRA, _HASH, _COMMIT_SEQ),
     ("_definition_hash", "id"),
     "workflow_definitions",
     is_per_file=False,
@@ -339,7 +342,7 @@ MISFITS: Final = Table(
         ),
         Column("reason", value_types.TEXT, 14, "Why the value does not fit.", nullable=False),
         Column("value", value_types.TEXT, 15, "The value as sent; other than text as JSON."),
-        *_FETCH_COLUMNS,
+        _COMMIT_SEQ,
     ),
     ("file_id", "table_name", "row_key", "column_name"),
     "files",
@@ -386,7 +389,7 @@ RAW: Final = pa.schema(
         _part_field("updated_at", pa.timestamp("us"), 13),
         _part_field("_fetched_at", pa.timestamp("us"), 4),
         _part_field("_run_id", pa.string(), 5),
-        _COMMIT_SEQ_FIELD,
+        _part_field(COMMIT_SEQ_COLUMN, pa.int64(), 6, nullable=False),
         _part_field("digest", pa.binary(), 14),
         _part_field("fetch_signature", pa.string(), 15),
         _part_field("is_stable", pa.bool_(), 16),
@@ -401,11 +404,11 @@ RAW: Final = pa.schema(
 FETCHED: Final = "fetched"
 """`kind` of a version that was fetched: list item and detail as received."""
 RESTORED: Final = "restored"
-"""`kind` of a copy of an earlier version, which a rollback has made current again."""
+"""`kind` of a copy of an earlier version, as rollbacks wrote it up to format 10."""
+ABSENT: Final = "absent"
+"""`kind` of a file without a version since a rollback, up to format 10."""
 DELETED: Final = "deleted"
 """`kind` of a tombstone: no documents, the last reference, and the detection of the deletion as fetch."""
-ABSENT: Final = "absent"
-"""`kind` of a file that a rollback has removed: the lake did not have it in that snapshot."""
 
 
 # References

@@ -87,9 +87,8 @@ class ImageHost:
     def truth(self) -> Iterator[dict[str, Any]]:
         """Yield each picture of each file: what a complete download must give.
 
-        {file_id, upload_id, kind, outcome, sha256, bytes, mime, width, height, taken_at, latitude, longitude}.
-        `outcome` is what a download gives now: served, slow, or why it cannot succeed. `taken_at` is the EXIF time
-        without a zone. A PDF has neither size nor EXIF data.
+        {file_id, upload_id, kind, outcome, sha256, bytes, mime, width, height}. `outcome` is what a download gives
+        now: served, slow, or why it cannot succeed. A PDF has no size.
         """
         world = self._documents.world
         for key in world.keys():  # noqa: SIM118 (a copy: the world may change between two files)
@@ -97,7 +96,6 @@ class ImageHost:
             for subject in self.pictures.list_subjects(record).values() if record is not None else ():
                 for kind in KINDS:
                     picture = self.pictures.build(subject, kind)
-                    latitude, longitude = picture.position or (None, None)
                     yield {
                         "file_id": key,
                         "upload_id": subject.upload_id,
@@ -108,9 +106,6 @@ class ImageHost:
                         "mime": picture.mime,
                         "width": picture.width,
                         "height": picture.height,
-                        "taken_at": None if picture.taken_at is None else picture.taken_at.isoformat(),
-                        "latitude": None if latitude is None else latitude / 1e6,
-                        "longitude": None if longitude is None else longitude / 1e6,
                     }
 
     def read_picture(self, upload_id: int, kind: Kind = "image") -> bytes:

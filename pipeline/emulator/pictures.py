@@ -1,6 +1,6 @@
 """Bytes of the pictures: a pure function of the upload, so the truth can be computed without a request.
 
-A picture is a baseline JPEG with EXIF data, written without an image library. It is gray, so that a scan is a few bytes
+A picture is a baseline JPEG, written without an image library. It is gray, so that a scan is a few bytes
 and decodes in microseconds. Comment segments make each picture different, and fill it up to any size.
 """
 
@@ -9,10 +9,9 @@ import random
 import struct
 from collections import OrderedDict
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 
-from pipeline.emulator import pdf, timestamps
+from pipeline.emulator import pdf
 from pipeline.emulator.documents import DocumentRenderer
 from pipeline.emulator.generator import FileRecord, parse_upload_id
 from pipeline.emulator.options import ImageOptions
@@ -30,33 +29,26 @@ _SHAPES: dict[Kind, tuple[tuple[int, int], ...]] = {
 _BLOCK = 8  # edge of a block of a JPEG
 _QUANTUM = 8
 _MAX_SEGMENT = 65_000
-_DETAILS_AT = 38  # after the header and the main directory
-_PLACE_AT = _DETAILS_AT + 58
 _THUMBNAIL_RATIO = 0.1
 _BLOCK_BYTES = 1 << 17
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 (EXIF times have no zone)
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What the picture of an upload shows; `position` in millionths of a degree."""
+    """What the picture of an upload shows."""
 
     upload_id: int
     mime: str
-    taken_at: datetime
-    position: tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Bytes of an image or a thumbnail, with what a reader finds in them. A PDF has neither size nor EXIF data."""
+    """Bytes of an image or a thumbnail, with what a reader finds in them. A PDF has no size."""
 
     body: bytes
     mime: str
     width: int | None = None
     height: int | None = None
-    taken_at: datetime | None = None
-    position: tuple[int, int] | None = None
 
 
 class Pictures:
@@ -94,7 +86,8 @@ class Pictures:
         subjects = self._subjects.get(key)
         if subjects is None:
             uploads = self._documents.get_content(record).uploads
-            subjects = self._subjects[key] = {upload["id"]: _build_subject(upload) for upload in uploads}
+            pairs = ((upload["id"], upload["image_mime"]) for upload in uploads)
+            subjects = self._subjects[key] = {number: Subject(number, mime) for number, mime in pairs}
             if len(self._subjects) > 50_000:
                 self._subjects.popitem(last=False)
         return subjects
@@ -113,32 +106,21 @@ class Pictures:
         ratio = self.options.duplicate_ratio
         if ratio and self._draw("duplicate", subject.upload_id) < ratio:
             number = int(self._draw("shared", subject.upload_id) * self.options.duplicate_pictures)
-            subject = Subject(number, _JPEG, _EPOCH + timedelta(days=20_000 + number), (52_000_000 + number, 4_000_000))
+            subject = Subject(number, _JPEG)
         if subject.mime == _PDF and kind == "image":
-            lines = [f"Upload {subject.upload_id}", f"Taken {subject.taken_at}"]
-            return Picture(pdf.render_pdf(f"Document {subject.upload_id}", lines), _PDF)
+            return Picture(pdf.render_pdf(f"Document {subject.upload_id}", [f"Upload {subject.upload_id}"]), _PDF)
         return self._build_jpeg(subject, kind)
 
     def _build_jpeg(self, subject: Subject, kind: Kind) -> Picture:
         number = subject.upload_id
         columns, rows = _SHAPES[kind][number % 4]
         scan = _build_scan(columns, rows)
-        exif = b""  # of a camera that writes none
-        if subject.position is not None:
-            exif = _build_exif(subject.taken_at.strftime("%Y:%m:%d %H:%M:%S"), subject.position)
-        prefix = _build_prefix(exif, b"%s of upload %d, seed %d" % (kind.encode(), number, self._seed))
+        prefix = _build_prefix(b"%s of upload %d, seed %d" % (kind.encode(), number, self._seed))
         size = self.options.size_bytes * (1.0 if kind == "image" else _THUMBNAIL_RATIO)
         length = round(size * (0.8 + 0.4 * self._draw("size", number))) - len(prefix) - len(scan)
         start = number * 7919 % _BLOCK_BYTES
         filler = _build_filler(self._filler[start : start + max(length, 0)])
-        return Picture(
-            prefix + filler + scan,
-            _JPEG,
-            columns * _BLOCK,
-            rows * _BLOCK,
-            subject.taken_at if exif else None,
-            subject.position,
-        )
+        return Picture(prefix + filler + scan, _JPEG, columns * _BLOCK, rows * _BLOCK)
 
     def _draw(self, purpose: str, upload_id: int) -> float:
         """Return a number below 1 that depends only on the seed, the purpose and the upload."""
@@ -146,20 +128,12 @@ class Pictures:
         return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "big") / (1 << 48)
 
 
-def _build_subject(upload: dict[str, Any]) -> Subject:
-    taken_at = timestamps.to_datetime(timestamps.parse_timestamp(upload["scan_date_time"])).replace(microsecond=0)
-    position = None
-    if upload["latitude"]:
-        position = (round(float(upload["latitude"]) * 1e6), round(float(upload["longitude"]) * 1e6))
-    return Subject(upload["id"], upload["image_mime"], taken_at, position)
-
-
 # JPEG
 
 
-def _build_prefix(exif: bytes, comment: bytes) -> bytes:
-    """Return the start of a JPEG: the marker, the EXIF segment and a comment."""
-    return b"\xff\xd8" + exif + _build_segment(0xFE, comment)
+def _build_prefix(comment: bytes) -> bytes:
+    """Return the start of a JPEG: the marker and a comment."""
+    return b"\xff\xd8" + _build_segment(0xFE, comment)
 
 
 def _build_filler(filler: bytes | memoryview) -> bytes:
@@ -183,30 +157,3 @@ def _build_scan(columns: int, rows: int) -> bytes:
 
 def _build_segment(marker: int, content: bytes) -> bytes:
     return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
-
-
-def _build_exif(taken_at: str, position: tuple[int, int]) -> bytes:
-    """Return an EXIF segment: the main, the EXIF and the GPS directory of a TIFF structure, at fixed offsets.
-
-    `taken_at`: `YYYY:MM:DD HH:MM:SS`, in UTC. `position`: latitude and longitude in millionths of a degree.
-    """
-    south, west = (ord("NS"[position[0] < 0]) << 24, ord("EW"[position[1] < 0]) << 24)
-    main = [(0x8769, 4, 1, _DETAILS_AT), (0x8825, 4, 1, _PLACE_AT)]
-    details = [(0x9003, 2, 20, _DETAILS_AT + 30), (0x9011, 2, 7, _DETAILS_AT + 50)]
-    angles_at = _PLACE_AT + 66
-    gps = [(0, 1, 4, 0x02030000), (1, 2, 2, south), (2, 5, 3, angles_at), (3, 2, 2, west), (4, 5, 3, angles_at + 24)]
-    parts = [b"Exif\0\0MM\0*", struct.pack(">L", 8), _build_directory(main), _build_directory(details)]
-    parts += [f"{taken_at}\0+00:00\0\0".encode(), _build_directory(gps), *map(_build_angle, position)]
-    return _build_segment(0xE1, b"".join(parts))
-
-
-def _build_directory(entries: list[tuple[int, int, int, int]]) -> bytes:
-    """Return a TIFF directory. An entry is tag, type, count, and the value or its offset."""
-    return struct.pack(">H", len(entries)) + b"".join(struct.pack(">HHLL", *entry) for entry in entries) + bytes(4)
-
-
-def _build_angle(micro_degrees: int) -> bytes:
-    """Return degrees, minutes and seconds as exact fractions, without the sign."""
-    degrees, rest = divmod(abs(micro_degrees), 1_000_000)
-    minutes, rest = divmod(rest * 60, 1_000_000)
-    return struct.pack(">6L", degrees, 1, minutes, 1, rest * 60, 1_000_000)

@@ -98,7 +98,7 @@ def _flatten(versions: Iterable[FileVersion], batch: _Batch) -> FlattenResult:
             drift.update(rows.drift)
             misfits += rows.misfits
     if misfits:
-        parts[tables.MISFITS.name] = build_misfit_table(misfits, batch.run_id, batch.seq)
+        parts[tables.MISFITS.name] = build_misfit_table(misfits, batch.seq)
     return FlattenResult(parts, drift, tuple(rejects), frozenset(collector.new_definitions))
 
 
@@ -153,22 +153,22 @@ class _RowCollector:
         for key in _PLAIN:
             add = self.rows[key].add
             for position, child in _get_child_objects(key, document, unexpected):
-                add(child, file_id, position, fetched, also=_get_mismatched_file_id(child, own_ids))
+                add(child, file_id, position, also=_get_mismatched_file_id(child, own_ids))
         for position, submit in _get_child_objects("form_submits", document, unexpected):
-            self._add_submission(submit, file_id, position, fetched)
+            self._add_submission(submit, file_id, position)
         for position, run in _get_child_objects("workflow_runs", document, unexpected):
             self._add_run(run, file_id, position, fetched, _get_mismatched_file_id(run, own_ids))
         document = {"file_id": None, **document}  # only instances have it; an absent key makes `add` slower
         self.rows["files"].add(document, file_id, version.detail is not None, fetched, also=unexpected)
 
-    def _add_submission(self, submit: JsonObject, file_id: int, position: int, fetched: int) -> None:
+    def _add_submission(self, submit: JsonObject, file_id: int, position: int) -> None:
         submission = parse_submission(submit)
         header = submission.header
-        self.rows["form_submits"].add(header, file_id, position, fetched, also=submission.unexpected)
+        self.rows["form_submits"].add(header, file_id, position, also=submission.unexpected)
         parents = header.get("id"), position, header.get("form_id")
         add = self.rows["form_answers"].add
         for index, answer in enumerate(submission.answers):
-            add(answer, file_id, *parents, index, fetched)
+            add(answer, file_id, *parents, index)
 
     def _add_run(self, run: JsonObject, file_id: int, position: int, fetched: int, unexpected: JsonObject) -> None:
         definition, digest = run.get("workflow"), None
@@ -177,10 +177,10 @@ class _RowCollector:
         elif definition is not None:
             unexpected["workflow"] = definition
         for index, step in _get_child_objects("workflow_run_steps", run, unexpected):
-            self._add_run_step(step, run, file_id, index, fetched)
-        self.rows["workflow_runs"].add(run, file_id, digest, position, fetched, also=unexpected)
+            self._add_run_step(step, run, file_id, index)
+        self.rows["workflow_runs"].add(run, file_id, digest, position, also=unexpected)
 
-    def _add_run_step(self, step: JsonObject, run: JsonObject, file_id: int, position: int, fetched: int) -> None:
+    def _add_run_step(self, step: JsonObject, run: JsonObject, file_id: int, position: int) -> None:
         if step.get("workflow_run_id") is None:
             step = {**step, "workflow_run_id": ID.convert_or_none(run.get("id"))}
         unexpected: JsonObject = {}
@@ -189,10 +189,10 @@ class _RowCollector:
             parents = step["workflow_run_id"], step.get("id"), step.get("entity_type")
             add = self.rows["workflow_run_step_items"].add
             for number, entity in enumerate(items):
-                add({"entity_id": entity}, file_id, *parents, number, fetched)
+                add({"entity_id": entity}, file_id, *parents, number)
         elif items is not None:
             unexpected["entity_ids"] = items
-        self.rows["workflow_run_steps"].add(step, file_id, run.get("workflow_id"), position, fetched, also=unexpected)
+        self.rows["workflow_run_steps"].add(step, file_id, run.get("workflow_id"), position, also=unexpected)
 
     def _add_definition(self, workflow: JsonObject, file_id: int, fetched: int) -> str | None:
         """Add a definition unless the lake has it. Return its hash; None if it is empty."""
@@ -209,7 +209,7 @@ class _RowCollector:
         add_step = self.rows["workflow_definition_steps"].add
         for position, step in _get_child_objects("steps", workflow, unexpected):
             linked_step = step if step.get("workflow_id") is not None else {**step, "workflow_id": workflow.get("id")}
-            add_step(linked_step, position, digest, fetched, file_id=file_id)
+            add_step(linked_step, position, digest, file_id=file_id)
         self.rows["workflow_definitions"].add(workflow, digest, fetched, also=unexpected, file_id=file_id)
         return digest
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from schemas.tables import MISFITS
+from schemas.tables import COMMIT_SEQ_COLUMN, MISFITS
 from schemas.timestamps import is_in_range
 from schemas.value_types import (
     BOOLEAN,
@@ -39,7 +39,7 @@ MAX_DRIFT: Final = 100
 """Maximum of different keys that are counted per table and batch; `extra` keeps all keys."""
 OTHER_KEYS: Final = "(other keys)"
 _MAX_KEY_CHARACTERS: Final = 120  # a key of 20 MB would go to the ledger otherwise
-_BATCH_COLUMNS: Final = frozenset({"extra", "_run_id"})
+_BATCH_COLUMNS: Final = frozenset({"extra", "_run_id", COMMIT_SEQ_COLUMN})
 _CHUNK_ROWS: Final = 512  # small enough that Python's values are still in the processor's cache
 _NO_COLUMN: Final = "a type or a place that the interface does not have"
 _ESCAPED: Final = "lone surrogates, which UTF-8 cannot encode; the column has the escaped text"
@@ -51,8 +51,8 @@ _UTC: Final = pa.timestamp("us", "UTC")
 
 Mismatch = tuple[int, str]
 """A row with a type mismatch, and the reason."""
-Misfit = tuple[int, str, str, str, str, str, int]
-"""A row of `tables.MISFITS` without run and commit. Its value is the text as sent; other values are JSON."""
+Misfit = tuple[int, str, str, str, str, str]
+"""A row of `tables.MISFITS` without the commit. Its value is the text as sent; other values are JSON."""
 
 
 def put_unique(extra: JsonObject, key: str, value: object) -> None:
@@ -91,7 +91,7 @@ class TableBuilder:
         self._chunks: list[pa.Table] = []
         self.drift: Counter[tuple[str, str, str]] = Counter()
         schema = table.arrow
-        self._by_row = pa.schema([field for field in schema if field.name not in {"_run_id", "_seq"}])
+        self._by_row = pa.schema([field for field in schema if field.name not in {"_run_id", COMMIT_SEQ_COLUMN}])
 
     def _find_key_indexes(self) -> dict[str, tuple[int, Callable[[object], object]]]:
         """Return where a buffered row has the values that name it, by column, and how a key shows them."""
@@ -169,8 +169,8 @@ class TableBuilder:
         file_id = self._files[row] if row in self._files else values[len(self._wire_keys) + 1]  # the first own column
         key = {name: convert(values[index]) for name, (index, convert) in self._key_indexes.items()}
         sent = escape_surrogates(value) if isinstance(value, str) else encode_json(value)
-        name, fetched_at = escape_surrogates(column_name), values[-1]  # the last own column
-        self.misfits.append((file_id, self.table.name, encode_json(key), name, reason, sent, fetched_at))
+        name = escape_surrogates(column_name)
+        self.misfits.append((file_id, self.table.name, encode_json(key), name, reason, sent))
 
     def _encode_extra(self) -> pa.Array:
         extra = self._extra
@@ -189,15 +189,15 @@ class TableBuilder:
         rows = combined.num_rows
         constant = {
             "_run_id": pa.repeat(pa.scalar(run_id, pa.string()), rows),
-            "_seq": pa.repeat(pa.scalar(seq, pa.int64()), rows),
+            COMMIT_SEQ_COLUMN: pa.repeat(pa.scalar(seq, pa.int64()), rows),
         }
         arrays = [constant[name] if name in constant else combined[name] for name in self.table.arrow.names]
         return pa.table(arrays, schema=self.table.arrow)
 
 
-def build_misfit_table(misfits: Iterable[Misfit], run_id: str, seq: int) -> pa.Table:
+def build_misfit_table(misfits: Iterable[Misfit], seq: int) -> pa.Table:
     """Return the rows of `tables.MISFITS`, by file."""
-    rows = [(*misfit, run_id, seq) for misfit in sorted(misfits, key=itemgetter(0))]
+    rows = [(*misfit, seq) for misfit in sorted(misfits, key=itemgetter(0))]
     columns = zip(*rows, strict=True)
     arrays = [pa.array(values, field.type) for values, field in zip(columns, MISFITS.arrow, strict=True)]
     return pa.table(arrays, schema=MISFITS.arrow)

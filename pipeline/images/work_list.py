@@ -80,7 +80,7 @@ class WorkList:
         lake, selection = self._lake, self._selection
         selects = [
             f"SELECT file_id, id AS upload_id, '{kind}' AS kind, {LINK_KEYS[kind]} AS link,"
-            " _fetched_at AS listed_at FROM uploads"
+            " _fetched_at AS listed_at FROM uploads JOIN files USING (file_id)"
             for kind in ImageKind
             if selection.thumbnails or kind is ImageKind.IMAGE
         ]

@@ -2,7 +2,8 @@
 
 Neither DuckDB nor a Parquet reader verifies checksums by default, so one flipped bit changes a sum silently. A catalog
 has no hash, because every publish changes a copy of it: its blocks have checksums, which DuckDB compares when it reads
-them, and its rows are compared with those of the parts. Only `queue_images_again` writes; `lake.repair` repairs.
+them, and its rows are compared with those of the outputs. Only `queue_images_again` writes; `lake.repair`
+repairs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct, field
 
-from pipeline.errors import LakeLockedError, StorageError
+from pipeline.errors import LakeCorruptedError, LakeLockedError, StorageError
+from pipeline.lake.catalog.apply import select_column
 from pipeline.lake.catalog.duckdb import (
     LARGE_MEMORY_LIMIT,
     MEMORY_LIMIT,
@@ -25,7 +27,8 @@ from pipeline.lake.catalog.duckdb import (
     first_line,
     read_database,
 )
-from pipeline.lake.catalog.tables import CATALOG_FORMAT, describe_format, read_spec, select_rows_sql
+from pipeline.lake.catalog.sql import sql_read_parquet
+from pipeline.lake.catalog.tables import CATALOG_FORMAT, describe_format, read_shown_snapshot
 from pipeline.lake.ledger.images import ImageRecord, ImageState, has_images, read_images_of, write_images
 from pipeline.lake.storage.atomic_files import is_temp_file, sha256_file
 from pipeline.lake.storage.foreign_entries import AUXILIARY_FILES
@@ -39,19 +42,18 @@ from pipeline.lake.storage.layout import (
     list_snapshots,
     translate_os_errors,
 )
-from pipeline.lake.storage.parts import RAW_TABLE, is_own_part
+from pipeline.lake.storage.parts import is_own_part, is_part_there
 from pipeline.output.findings import damage
 from pipeline.output.formatting import pluralize
 from pipeline.output.logs import log
-from schemas.tables import TABLES
+from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from pipeline.lake.catalog.tables import CatalogSpec
     from pipeline.lake.ledger.ledger import Ledger
-    from pipeline.lake.ledger.queries import LakeProperties, LedgerQueries, SnapshotRecord
+    from pipeline.lake.ledger.queries import LedgerQueries, SnapshotRecord
     from pipeline.lake.storage.layout import LakeLayout, Part
     from pipeline.output.findings import Finding
     from schemas.tables import Table
@@ -187,6 +189,12 @@ def _find_image_problem(layout: LakeLayout, name: str, record: ImageRecord, *, r
 # Catalogs
 
 
+def require_intact_snapshot(layout: LakeLayout, number: int) -> None:
+    """Raise `LakeCorruptedError` if a kept snapshot cannot be queried."""
+    if problem := _CatalogCheck(layout).find_problem(path := layout.snapshot_path(number), number):
+        raise LakeCorruptedError(f"{layout.part_name(path)}: {problem}.", hint="Run `scanlake repair`.")
+
+
 def find_damaged_catalogs(
     layout: LakeLayout, ledger: LedgerQueries, *, damaged_parts: Collection[str] = ()
 ) -> Iterator[Finding]:
@@ -194,37 +202,29 @@ def find_damaged_catalogs(
 
     A table is not compared with `damaged_parts`: other rows are no fault of the catalog then.
     """
-    # The contents of current parts are compared elsewhere, those of parts that only a snapshot names here.
-    problems: dict[str, str | None] = {
-        part.name: None if layout.part_path(part.name).is_file() else "missing" for part in ledger.parts()
-    }
-    if (last := ledger.last_snapshot()) is not None:
-        problem = _CatalogCheck(layout, problems, damaged_parts, ledger.properties).find_problem(layout.catalog)
-        if problem:
-            yield damage(layout.part_name(layout.catalog), problem, "published again")
+    last = ledger.last_snapshot()
+    if last is not None and (problem := _CatalogCheck(layout, ledger, damaged_parts).find_problem(layout.catalog)):
+        yield damage(layout.part_name(layout.catalog), problem, "published again")
     for number, path in list_snapshots(layout):
         if path.is_file() and layout.catalog.is_file() and path.samefile(layout.catalog):
             continue  # which is published again with it
-        if problem := _CatalogCheck(layout, problems, damaged_parts).find_problem(path, number):
+        if problem := _CatalogCheck(layout).find_problem(path, number):
             is_newest = last is not None and number == last.snapshot
             yield damage(layout.part_name(path), problem, "published again" if is_newest else "deleted")
 
 
 class _CatalogCheck:
-    """A check of one catalog. `properties` are those of the lake, for the published one."""
+    """A check of one catalog; of the published one with the `ledger`."""
 
     def __init__(
-        self,
-        layout: LakeLayout,
-        problems: dict[str, str | None],
-        damaged_parts: Collection[str],
-        properties: LakeProperties | None = None,
+        self, layout: LakeLayout, ledger: LedgerQueries | None = None, damaged_parts: Collection[str] = ()
     ) -> None:
-        self._layout, self._problems, self._damaged = layout, problems, damaged_parts
-        self._record = properties.catalog if properties else None
+        self._layout, self._damaged = layout, damaged_parts
+        properties = ledger.properties if ledger is not None else None
         # A publish that was killed leaves no record of its catalog.
-        base = properties.delta_base if properties and self._record else None
-        self._views = base["views"].keys() if base else frozenset()
+        self._record = properties.catalog if properties is not None else None
+        self._base = properties.delta_base if properties is not None and self._record else None
+        self._outputs = ledger.parts() if ledger is not None and self._base else []
 
     def find_problem(self, path: Path, number: int | None = None) -> str | None:
         """Return the problem of a catalog; of a snapshot `number` also that it shows another one."""
@@ -233,9 +233,8 @@ class _CatalogCheck:
         try:
             with read_database(path) as db:
                 db.execute(f"SET temp_directory = ''; SET memory_limit = '{MEMORY_LIMIT}'")  # a dry run writes nothing
-                spec = read_spec(db)
-                problem = self._find_other_publish(spec.snapshot, number)
-                return problem or self._find_wrong_table(db, spec)
+                problem = self._find_other_publish(read_shown_snapshot(db), number)
+                return problem or self._find_wrong_table(db)
         except OSError as error:
             return _describe_os_error(error)
         except (duckdb.Error, IndexError) as error:
@@ -244,28 +243,22 @@ class _CatalogCheck:
                 raise failure from error  # a permission, or a session that writes, is no damage
             return f"cannot be read: {describe_damage(error) if isinstance(error, duckdb.Error) else 'no snapshot'}"
 
-    def _can_compare(self, spec: CatalogSpec) -> bool:
-        """Return whether a catalog's parts are as they were written. Those of a snapshot may have expired."""
-        for part in spec.parts:
-            if part.table_name != RAW_TABLE and part.name not in self._problems:  # no table reads raw documents
-                self._problems[part.name] = find_file_problem(self._layout.part_path(part.name), part)
-        return not any(self._problems.get(part.name) for part in spec.parts)
-
     def _find_other_publish(self, record: SnapshotRecord, number: int | None) -> str | None:
         if number not in {None, record.snapshot}:
             return f"shows snapshot {record.snapshot}"
-        if self._record is None or record.published_at == (written := self._record["written_at"]):
-            return None
-        return f"shows {'an earlier' if record.published_at < written else 'another'} publish than the last one"
+        if self._record is not None and record.published_at != (written := self._record["written_at"]):
+            return f"shows {'an earlier' if record.published_at < written else 'another'} publish than the last one"
+        if self._base is not None and record.commit_seq != self._base["commit_seq"]:
+            return f"has the commits up to {record.commit_seq:,}, not {self._base['commit_seq']:,}"
+        return None
 
-    def _find_wrong_table(self, db: duckdb.DuckDBPyConnection, spec: CatalogSpec) -> str | None:
-        """Return which table or view is missing, cannot be read, or has other rows than the parts of the catalog."""
+    def _find_wrong_table(self, db: duckdb.DuckDBPyConnection) -> str | None:
+        """Return which table or view is missing, cannot be read, or has other rows than it had."""
         ((described,),) = db.execute(f"SELECT {CATALOG_FORMAT[0]} FROM meta._freshness").fetchall()
         if described != describe_format():
             log.info("catalog.not_compared", reason="it is of another version of scanlake")
-        is_comparable = described == describe_format() and self._can_compare(spec)
         views = {name for (name,) in db.execute("SELECT view_name FROM duckdb_views()").fetchall()}
-        if lost := sorted(self._views - views):
+        if self._base is not None and (lost := sorted(self._base["views"].keys() - views)):
             return f"{lost[0]} is missing"
         tables = {table.qualified_name: table for table in TABLES}
         listed = db.execute("SELECT schema_name || '.' || table_name FROM duckdb_tables()").fetchall()
@@ -278,25 +271,29 @@ class _CatalogCheck:
                 rows = _sum_rows(db, name)
             except duckdb.Error as error:
                 return f"{label} cannot be read: {describe_damage(error)}"
-            if table is None or not is_comparable or any(part.name in self._damaged for part in spec.parts_of(label)):
+            if table is None or described != describe_format() or self._base is None:
                 continue
-            if _sum_rows_of_parts(self._layout, db, spec, table) not in {rows, None}:
-                return f"{label} has other rows than the parts"
+            is_complete = self._base.get("rows", {}).get(label, rows[0]) == rows[0]
+            if not is_complete or self._sum_output_rows(db, table) not in {rows, None}:
+                return f"{label} has other rows than were published"
         return None
 
-
-def _sum_rows_of_parts(
-    layout: LakeLayout, db: duckdb.DuckDBPyConnection, spec: CatalogSpec, table: Table
-) -> tuple[Any, ...] | None:
-    """Return `_sum_rows` of the rows in the parts; None if they cannot be read, which is a finding of its own."""
-    if not spec.parts_of(table.name):
-        return _NO_ROWS
-    query = f"({select_rows_sql(layout, spec, table)})"
-    try:
-        return _sum_rows(db, query)
-    except duckdb.Error as error:
-        log.warning("catalog.not_compared", table=table.name, error=first_line(error))
-        return None
+    def _sum_output_rows(self, db: duckdb.DuckDBPyConnection, table: Table) -> tuple[Any, ...] | None:
+        """Return `_sum_rows` of the current rows in the outputs of a table; None if one is damaged."""
+        outputs = [part for part in self._outputs if part.table_name == table.name]
+        if any(part.name in self._damaged or not is_part_there(self._layout, part) for part in outputs):
+            return None
+        if not outputs:
+            return _NO_ROWS
+        source = sql_read_parquet(self._layout.part_path(part.name) for part in outputs)
+        query = f"SELECT {', '.join(map(select_column, table.columns))} FROM {source} AS output"
+        if table.is_per_file:
+            query += f" SEMI JOIN {table.qualified_name} AS current USING (file_id, {COMMIT_SEQ_COLUMN})"
+        try:
+            return _sum_rows(db, f"({query})")
+        except duckdb.Error as error:
+            log.warning("catalog.not_compared", table=table.name, error=first_line(error))
+            return None
 
 
 def _sum_rows(db: duckdb.DuckDBPyConnection, source: str) -> tuple[Any, ...]:

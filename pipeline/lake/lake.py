@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -12,9 +12,9 @@ from pipeline import __version__
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake import retention
 from pipeline.lake.catalog import catalog
+from pipeline.lake.catalog.documents import read_references
 from pipeline.lake.catalog.folder_checks import require_lake_or_empty
-from pipeline.lake.catalog.part_rows import read_references, write_pending_rows
-from pipeline.lake.catalog.tables import CatalogSpec
+from pipeline.lake.document_damage import find_damage, find_lost_files, repair_documents
 from pipeline.lake.ledger.folder import RESTORE_IN_PROGRESS, FolderKind, has_restore_mark
 from pipeline.lake.ledger.format import REBUILD_HINT, describe_ledger, identify_ledger
 from pipeline.lake.ledger.ledger import Ledger, integrity_problem
@@ -23,14 +23,23 @@ from pipeline.lake.storage import parts
 from pipeline.lake.storage.atomic_files import fsync_dir
 from pipeline.lake.storage.foreign_entries import refuse_foreign_entries
 from pipeline.lake.storage.layout import LakeLayout, lock_lake, translate_os_errors
-from pipeline.lake.storage.parts import check_parts_exist
+from pipeline.lake.storage.parts import check_documents_exist
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pipeline.lake.catalog.current_rows import RunTasks
     from pipeline.lake.ledger.queries import Commit, SnapshotRecord
     from pipeline.output.findings import Finding
+
+
+class PublishOptions(TypedDict, total=False):
+    """How the catalog is made: from the documents alone, with commits that are applied, by tasks elsewhere."""
+
+    rebuild: bool
+    applied: catalog.AppliedCommits | None
+    run_tasks: RunTasks | None
 
 
 class Lake:
@@ -90,12 +99,23 @@ class Lake:
             self.layout.create_dirs(self.layout.folders(table.name for table in TABLES))
             retention.remove_orphans(self.layout, self.ledger)
             catalog.remove_stale_wal(self.layout)
-            write_pending_rows(self.layout, self.ledger)  # of a run that was killed
+            if not (self._check_before_open or self._is_restore):
+                self._repair_unpublished_documents()
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def _repair_unpublished_documents(self) -> None:
+        """Go on without the documents of a killed run that were damaged before their rows were published."""
+        last, damage = self.ledger.last_snapshot(), []
+        if self.needs_publish:
+            damage = find_damage(self.layout, self.ledger, since_seq=0 if last is None else last.commit_seq)
+        if damage:
+            base = catalog.find_base(self.layout, self.ledger)
+            lost = find_lost_files(self.layout, self.ledger, damage, of_all=base is None)
+            repair_documents(self.layout, self.ledger, damage, lost, base)
 
     def _repair_before_open(self) -> None:
         refuse_foreign_entries(self.layout)
@@ -120,31 +140,31 @@ class Lake:
         `commit.commit_seq` is `ledger.next_commit_seq()`, as in the rows. Tombstones get a part here.
         """
         if commit.tombstones:
-            write_pending_rows(self.layout, self.ledger)  # the commits of two part groups never overlap
             rows, run_id, seq = self._tombstone_rows(commit), commit.run_id, commit.commit_seq
             tombstones = rows.append_column("kind", pa.array([DELETED] * len(rows), pa.string()))
             documents = parts.write_raw_rows(self.layout, [tombstones], run_id=run_id, seq=seq)
-            part = parts.write_part(self.layout, DELETED_FILES.name, rows, run_id=run_id, seq=seq)
-            commit = replace(commit, parts=[*commit.parts, documents, part])
+            commit = replace(commit, parts=[*commit.parts, documents])
         self.ledger.commit(commit)
 
     def publish(
-        self, run_id: str, *, at: int, complete: bool, watermark: int | None, rebuild: bool = False
+        self, run_id: str, *, at: int, complete: bool, watermark: int | None, **options: Unpack[PublishOptions]
     ) -> SnapshotRecord:
         """Publish the ledger's state as a new snapshot, or renew the last one if it has the same rows.
 
-        Instants are microseconds. `rebuild`: build the catalog's tables from the parts, although they could be
-        updated. Raises `LakeCorruptedError` when a part is missing or has another size; then nothing has changed. No
-        part is needed to renew a snapshot. Completes a purge that was killed after its commit.
+        Instants are microseconds. Raises `LakeCorruptedError` when documents that are needed are missing or damaged;
+        then nothing has changed. Completes a purge that was killed after its commit.
         """
-        write_pending_rows(self.layout, self.ledger)  # of a failed run
         renewed = None if self.ledger.properties.has_unpublished_rows else self.ledger.last_snapshot()
-        if renewed is None or rebuild:  # a report or a share has done its work, and its records are published
-            check_parts_exist(self.layout, self.ledger.parts())
+        if renewed is None or options.get("rebuild"):  # a report or a share has done its work, and is published
+            check_documents_exist(self.layout, self.ledger.parts())
         record = self.ledger.begin_snapshot(run_id, at, complete=complete, watermark=watermark, renewed=renewed)
-        spec = CatalogSpec(replace(record, published_at=at), self.ledger.parts())
-        catalog.publish(self.layout, self.ledger, spec, rebuild=rebuild)
-        self.ledger.end_snapshot(record.snapshot)
+        pause = self.ledger.properties.rollback_pause
+        seq = self.ledger.next_commit_seq() - 1 if pause is None else pause["commit_seq"]
+        published = catalog.publish(
+            self.layout, self.ledger, replace(record, published_at=at, commit_seq=seq), **options
+        )
+        record = replace(record, commit_seq=seq, files=published.files)
+        self.ledger.end_snapshot(record)
         if self.ledger.properties.purge_in_progress is not None:
             retention.finish_purge(self.layout, self.ledger, record.snapshot)
         return record
@@ -167,19 +187,19 @@ class Lake:
         is_read_again = properties.identity == "file_id" and properties.watermark is None
         return last if is_read_again and last is not None and last.watermark is not None else None
 
-    def republish(self, *, at: int, rebuild: bool = False) -> SnapshotRecord:
-        """Publish the state of the last snapshot again, with the parts and records that the ledger has now.
+    def republish(self, *, at: int, **options: Unpack[PublishOptions]) -> SnapshotRecord:
+        """Publish the state of the last snapshot again, with the commits and records that the ledger has now.
 
         With the same rows it keeps its number: it takes no place in the history and pushes none out.
         """
         last = self.ledger.last_snapshot()
         if last is None:
-            return self.publish("", at=at, complete=False, watermark=None)
+            return self.publish("", at=at, complete=False, watermark=None, **options)
         newer = "SELECT EXISTS (SELECT 1 FROM file_version WHERE commit_seq > ?)"
         watermark = last.watermark if self.find_complete_snapshot() is None else None
         is_equal = watermark == last.watermark and not self.ledger.count(newer, (last.commit_seq,))  # of a killed run
         complete = last.complete and is_equal
-        return self.publish(last.run_id, at=at, complete=complete, watermark=watermark, rebuild=rebuild)
+        return self.publish(last.run_id, at=at, complete=complete, watermark=watermark, **options)
 
     def _tombstone_rows(self, commit: Commit) -> pa.Table:
         tombstones = commit.tombstones

@@ -13,39 +13,34 @@ from typing import TYPE_CHECKING, Final
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 from msgspec import Struct, field
 from msgspec.structs import asdict, astuple, replace
 
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
+from pipeline.lake.catalog.documents import VERSION_COLUMNS, iter_commits, iter_raw_batches, read_versions
 from pipeline.lake.catalog.duckdb import classify_read_error, first_line, read_database
-from pipeline.lake.catalog.part_rows import (
-    VERSION_COLUMNS,
-    iter_raw_batches,
-    read_part,
-    read_versions,
-    write_pending_rows,
-)
-from pipeline.lake.catalog.tables import PART_COLUMNS, read_kept_properties, read_spec
+from pipeline.lake.catalog.tables import read_kept_properties, read_shown_snapshot
 from pipeline.lake.ledger.folder import has_restore_mark
 from pipeline.lake.ledger.images import COLUMNS
 from pipeline.lake.ledger.ledger import Ledger, insert, insert_all, record_drift, require_publish, set_properties
 from pipeline.lake.ledger.queries import Commit, SnapshotRecord
 from pipeline.lake.storage.atomic_files import atomic_write, damaged_name, fsync_file
-from pipeline.lake.storage.layout import is_part_name, list_part_files, list_snapshots, translate_os_errors
-from pipeline.lake.storage.parts import RAW_TABLE, RowBuffer, describe_part, is_own_part
+from pipeline.lake.storage.images import move_damaged
+from pipeline.lake.storage.layout import Part, is_part_name, list_part_files, list_snapshots, translate_os_errors
+from pipeline.lake.storage.parts import RAW_TABLE, describe_part, is_own_part
 from pipeline.output.findings import damage, warning
 from pipeline.output.logs import log
-from schemas.tables import COMMIT_SEQ_COLUMN, FILES, RAW, TABLES, WORKFLOW_DEFINITION_STEPS, WORKFLOW_DEFINITIONS
-from schemas.timestamps import SECOND, now_us
+from schemas.tables import COMMIT_SEQ_COLUMN, FILES, RAW, WORKFLOW_DEFINITION_STEPS, WORKFLOW_DEFINITIONS
+from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from pipeline.flatten.flatten import FlattenResult
-    from pipeline.lake.catalog.part_rows import RawCommit
-    from pipeline.lake.storage.layout import LakeLayout, Part
+    from pipeline.lake.catalog.documents import RawCommit
+    from pipeline.lake.storage.layout import LakeLayout
     from pipeline.output.findings import Finding
 
 _BATCH_ROWS: Final = 1_000
@@ -65,6 +60,8 @@ def rebuild_ledger(layout: LakeLayout, problem: str) -> list[Finding]:
             problems = _restore(layout, ledger, problem)
         fsync_file(temp)  # a disk that fails here leaves the damaged ledger in its place
         _quarantine_ledger(layout)
+        for name in problems:
+            move_damaged(layout.part_path(name))  # else it would be deleted as one that no ledger names
     log.warning("ledger.rebuilt", source="documents")
     hint = "Run `scanlake sync`: it fetches the files of this part again."
     return [
@@ -100,7 +97,7 @@ def _make_no_source_error(layout: LakeLayout, problem: str) -> LakeCorruptedErro
 
 
 def _restore(layout: LakeLayout, ledger: Ledger, problem: str) -> dict[str, str]:
-    """Fill a new ledger, and write the rows of all tables. Return the problems of documents parts, by name."""
+    """Fill a new ledger. Return the problems of documents parts, by name."""
     names = list_documents(layout, problem)
     with ledger.transaction() as db:
         problems = _take_parts(db, layout, names)
@@ -108,22 +105,19 @@ def _restore(layout: LakeLayout, ledger: Ledger, problem: str) -> dict[str, str]
             raise _make_no_source_error(layout, problem)
         # A number is never used twice, not even that of a commit whose documents are lost.
         used = [int(path.name.partition("-")[0]) for path in list_part_files(layout)]
-        set_properties(db, next_commit_seq=max(used, default=0) + 1, pending_rows_from=1)
+        set_properties(db, next_commit_seq=max(used, default=0) + 1)
         _restore_snapshots(db, layout, is_whole=not problems)
         _restore_images(db, layout)
-    records = _CommitRecords()
-    layout.create_dirs(layout.folders(table.name for table in TABLES))
-    write_pending_rows(layout, ledger, records.add)
     documents = [part.name for part in ledger.parts() if part.table_name == RAW_TABLE]
-    definition_parts = _write_lost_definitions(layout, ledger, records.definitions)
+    records = _CommitRecords()
+    for batch in iter_raw_batches(layout, documents):
+        for commit in iter_commits(batch):
+            records.add(commit)
     with ledger.transaction() as db:
-        insert_all(db, "part", PART_COLUMNS, map(astuple, definition_parts))
+        _take_definitions(db, layout, records.definitions)
         records.write(db)
         for rows in read_versions(layout, documents, by_instance=records.has_shared_ids):
             insert_all(db, "file_version", VERSION_COLUMNS, rows)
-        current = "SELECT commit_seq, file_id FROM file_version"
-        superseded = f"SELECT commit_seq, file_id FROM temp.document EXCEPT {current}"
-        db.execute(f"INSERT INTO superseded_version (commit_seq, file_id) {superseded}")
         db.execute("DROP TABLE temp.document")
         require_publish(db)
     return problems
@@ -159,13 +153,10 @@ def _take_parts(db: sqlite3.Connection, layout: LakeLayout, names: Sequence[str]
         )
     spans = db.execute("SELECT name, count(*), min(commit_seq), max(commit_seq) FROM temp.document GROUP BY name")
     parts = [
-        describe_part(layout, layout.part_path(name), RAW_TABLE, rows, (first, last))
-        for name, rows, first, last in sorted(spans.fetchall(), key=itemgetter(2, 0))
+        describe_part(layout, layout.part_path(name), RAW_TABLE, (first, last))
+        for name, _, first, last in sorted(spans.fetchall(), key=itemgetter(2, 0))
     ]
-    insert_all(db, "part", PART_COLUMNS, map(astuple, parts))
-    # Those that were left out are no orphans: their retention begins now.
-    left_out = sorted(set(names).difference(part.name for part in parts))
-    insert_all(db, "retired_part", ("name", "retired_at"), [(name, now_us()) for name in left_out])
+    insert_all(db, "part", Part.__struct_fields__, map(astuple, parts))
     return problems
 
 
@@ -186,8 +177,9 @@ class _CommitRecords(Struct):
     tenants: set[int] = field(default_factory=set)
     has_shared_ids: bool = False
 
-    def add(self, commit: RawCommit, flat: FlattenResult) -> None:
+    def add(self, commit: RawCommit) -> None:
         """Add a commit, or a piece of one."""
+        flat = commit.flatten(self.definitions)
         self.definitions |= dict.fromkeys(flat.definitions, commit.seq)
         if flat.drift:
             at = max(version.fetched_at for version in commit.versions)
@@ -207,26 +199,22 @@ class _CommitRecords(Struct):
         set_properties(db, tenants=sorted(self.tenants), identity=identity)
 
 
-def _write_lost_definitions(layout: LakeLayout, ledger: Ledger, definitions: dict[str, int]) -> tuple[Part, ...]:
-    """Write the definitions again whose documents no longer exist, from the parts of the lake before; add them."""
-    buffer = RowBuffer(layout, span=(1, max(1, ledger.next_commit_seq() - 1)))
-    lost: dict[str, int] = {}
+def _take_definitions(db: sqlite3.Connection, layout: LakeLayout, definitions: dict[str, int]) -> None:
+    """Take the outputs of definitions, and add those whose documents no longer exist: the next publish keeps them."""
     for table in (WORKFLOW_DEFINITIONS, WORKFLOW_DEFINITION_STEPS):
-        written = set(definitions)
         for path in sorted(filter(is_own_part, layout.table_dir(table.name).glob("*"))):
             try:
-                rows = read_part(path, table)
-            except (OSError, pa.ArrowException) as error:
+                rows = pq.read_table(path)
+                seqs = zip(*(rows[name].to_pylist() for name in ("_definition_hash", COMMIT_SEQ_COLUMN)), strict=True)
+                known = dict(seqs)
+            except (OSError, pa.ArrowException, KeyError) as error:
                 log.warning("part.read_failed", part=path.name, error=first_line(error))
                 continue
-            is_lost = [name not in written for name in rows["_definition_hash"].to_pylist()]
-            rows = rows.filter(pa.array(is_lost, pa.bool_()))
-            buffer.add({table.name: rows})
-            of_part = dict(zip(rows["_definition_hash"].to_pylist(), rows[COMMIT_SEQ_COLUMN].to_pylist(), strict=True))
-            lost |= of_part
-            written |= of_part.keys()
-    definitions |= lost
-    return buffer.write()
+            if lost := known.keys() - definitions.keys():
+                definitions |= {name: known[name] for name in lost}
+            span = (min(known.values(), default=1), max(known.values(), default=1))
+            part = describe_part(layout, path, table.name, span)
+            insert_all(db, "part", Part.__struct_fields__, [astuple(part)])
 
 
 # Catalogs
@@ -246,10 +234,8 @@ def _restore_snapshots(db: sqlite3.Connection, layout: LakeLayout, *, is_whole: 
             number, int(path.stat().st_mtime * SECOND), "", complete=False, commit_seq=0, files=0, watermark=None
         )
         with _skip_damaged_catalog(path), read_database(path) as catalog:
-            spec = read_spec(catalog)
-            last = max((part.last_commit_seq for part in spec.parts), default=0)
-            complete = spec.snapshot.complete and is_whole
-            record = replace(spec.snapshot, snapshot=number, commit_seq=last, watermark=None, complete=complete)
+            published = read_shown_snapshot(catalog)
+            record = replace(published, snapshot=number, watermark=None, complete=published.complete and is_whole)
             properties = read_kept_properties(catalog)  # of the newest: a pause it has not is over
             columns = "snapshot, epoch_us(published_at), run_id, complete, 0, files, NULL"
             former = catalog.execute(f"SELECT {columns} FROM meta.snapshots").fetchall()

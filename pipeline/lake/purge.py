@@ -1,6 +1,6 @@
 """Purge: delete files from tables, documents, kept snapshots and ledger, and overwrite their remains on disk.
 
-New parts without the files are written and published first. Only then are the old parts and snapshots deleted. A
+New documents without the files are written first, then a new catalog with new outputs. Only then the old ones go. A
 kill in between leaves a complete lake, and the next publish finishes the purge. Readers that have an old snapshot
 open keep it until they close it.
 """
@@ -23,21 +23,19 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, SettingsError
+from pipeline.lake.catalog.documents import read_references
 from pipeline.lake.catalog.duckdb import open_worker_connection, read_database
-from pipeline.lake.catalog.part_rows import read_references
 from pipeline.lake.catalog.sql import sql_read_parquet
-from pipeline.lake.catalog.tables import PURGES, read_parts_sql
+from pipeline.lake.catalog.tables import PURGES, read_documents_sql
 from pipeline.lake.ledger.images import delete_images
 from pipeline.lake.ledger.ledger import insert_all, replace_parts, require_publish, set_properties
 from pipeline.lake.storage.layout import list_snapshots
 from pipeline.lake.storage.parts import (
     RAW_ROW_GROUP_FILES,
     RAW_TABLE,
-    READ_BATCH_ROWS,
     check_part_intact,
     check_parts_exist,
     merged_part_name,
-    part_schema,
     write_batches,
 )
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FILES, RAW
@@ -53,7 +51,7 @@ if TYPE_CHECKING:
     from pipeline.lake.storage.layout import Part
 
 MAX_FILE_ID: Final = 2**63 - 1
-_TABLES_BY_FILE: Final = ("file_version", "superseded_version", "reject", "refetch_queue", "report_file")
+_TABLES_BY_FILE: Final = ("file_version", "reject", "refetch_queue", "report_file")
 _WRITTEN_OPTIONS: Final = ("selection", "title", "purpose")
 """Options of a report job that people write."""
 _SHARE_OF_FILE: Final = "?1 IN (SELECT value FROM json_each(file_ids))"
@@ -161,12 +159,13 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
         with ledger.transaction() as db:
             insert_all(db, "purge", ("file_id", "purged_at", "purged_by"), purged)
         return PurgeResult(selected, (), 0, 0, last.snapshot if last is not None else 0, outside)
-    new = [rewritten for part in old for rewritten in _rewrite_part_without(lake, part, findings.condition)]
+    raw = [part for part in old if part.table_name == RAW_TABLE]
+    new = [rewritten for part in raw for rewritten in _rewrite_part_without(lake, part, findings.condition)]
     references, keys = _references_of(lake, findings), findings.list_whole_keys()
     words, outside = _compile_words(references), _find_outside_copies(ledger, keys, references, at)
     snapshot_count = len(list_snapshots(layout))
     with ledger.transaction() as db:
-        replace_parts(db, (part.name for part in old), new, at=at)
+        replace_parts(db, raw, new)
         _forget_reports(db, keys, references, words)
         for table in _TABLES_BY_FILE:
             db.executemany(f"DELETE FROM {table} WHERE file_id = ?", [(file_id,) for file_id in selected])
@@ -185,8 +184,9 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int) -> PurgeResu
         set_properties(db, purge_in_progress=sorted(in_progress.union(keys)), purged_pictures=images or None)
         known = ledger.properties.published_targets
         unerased = {url: False if state is False else None for url, state in known.items()}
-        set_properties(db, published_targets=unerased)
-        require_publish(db)
+        set_properties(db, published_targets=unerased, has_unpublished_rows=True)
+        # Of a number that is an instance now, the catalog's rows are of another file: it is built from the documents.
+        require_publish(db, same_rows=len(keys) == len(findings.keys))
     record = lake.republish(at=at)  # deletes the old parts and snapshots too
     return PurgeResult(selected, tuple(sorted(stored)), len(old), snapshot_count, record.snapshot, outside)
 
@@ -294,10 +294,13 @@ def _find_files(lake: Lake, selected: Sequence[int]) -> _Findings:
     ledger, layout = lake.ledger, lake.layout
     check_parts_exist(layout, ledger.parts())
     keys, columns = dict.fromkeys(selected, _NO_END), id_columns(ledger.properties)
+    named = set[int]()
     if ledger.properties.identity == "file_id":
-        keys |= _find_former_keys(lake, selected)
+        former = _find_former_keys(lake, selected)
+        keys |= {key: end for key, (end, _) in former.items()}
+        named.update(*(ids for _, ids in former.values()))
     ids_by_part = {part: read_ids_in_part(layout.part_path(part.name), [*keys], columns) for part in ledger.parts()}
-    stored = set(selected).intersection(chain(*ids_by_part.values())) | _ids_in_ledger(ledger, selected)
+    stored = set(selected).intersection(chain(named, *ids_by_part.values())) | _ids_in_ledger(ledger, selected)
     stored |= _ids_in_snapshots(lake, set(selected) - stored)
     in_progress = set(ledger.properties.purge_in_progress or ())
     _check_known(ledger, set(selected) - stored - in_progress)
@@ -312,8 +315,10 @@ def id_columns(properties: LakeProperties) -> tuple[str, ...]:
     return ("file_id",) if properties.identity == "id" else ("file_id", "instance_id", "instance_file_id")
 
 
-def _find_former_keys(lake: Lake, selected: Sequence[int]) -> dict[int, tuple[int, int]]:
+def _find_former_keys(lake: Lake, selected: Sequence[int]) -> dict[int, tuple[tuple[int, int], list[int]]]:
     """Return the keys under which files were before the instance became the key; their rows end as in `_Findings`.
+
+    With each come the ids that its documents name.
 
     List item or detail can be of the file. The number can be an instance now: its first later document ends the rows.
     """
@@ -322,14 +327,15 @@ def _find_former_keys(lake: Lake, selected: Sequence[int]) -> dict[int, tuple[in
         rows = db.execute(
             f"WITH raw AS MATERIALIZED (SELECT file_id, {COMMIT_SEQ_COLUMN} AS seq, _fetched_at, instance_id, kind,"
             " TRY_CAST(TRY(json_extract_string(decode(detail), '$.file_id')) AS BIGINT) AS detail_id"
-            f" FROM {read_parts_sql(RAW, paths)}), former AS (SELECT *, seq > max(seq) FILTER (instance_id <> file_id"
+            f" FROM {read_documents_sql(paths)}), former AS (SELECT *, seq > max(seq) FILTER (instance_id <> file_id"
             f"  OR detail_id <> file_id) OVER (PARTITION BY file_id) AND kind <> '{DELETED}' AS is_own FROM raw WHERE"
             "  file_id IN (SELECT file_id FROM raw WHERE instance_id = ANY($ids) OR detail_id = ANY($ids)))"
-            " SELECT file_id, min(seq) FILTER (is_own), epoch_us(min(_fetched_at) FILTER (is_own)) FROM former"
+            " SELECT file_id, min(seq) FILTER (is_own), epoch_us(min(_fetched_at) FILTER (is_own)),"
+            " list_distinct(list(instance_id) || list(detail_id)) FROM former"
             " WHERE NOT file_id = ANY($ids) GROUP BY file_id",
             {"ids": list(selected)},
         ).fetchall()
-    return {key: _NO_END if seq is None else (seq, fetched_at) for key, seq, fetched_at in rows}
+    return {key: (_NO_END if seq is None else (seq, fetched_at), ids) for key, seq, fetched_at, ids in rows}
 
 
 def _check_known(ledger: Ledger, file_ids: Collection[int]) -> None:
@@ -352,13 +358,10 @@ def _ids_in_ledger(ledger: Ledger, file_ids: Sequence[int]) -> set[int]:
 
 
 def _ids_in_snapshots(lake: Lake, file_ids: Collection[int]) -> set[int]:
-    """Return those of the ids that are only in kept snapshots or retired parts."""
+    """Return those of the ids that are only in kept snapshots."""
     layout, result = lake.layout, set[int]()
     if not file_ids:
         return result
-    for path in map(layout.part_path, lake.ledger.retired_parts()):
-        with suppress(LakeCorruptedError):  # it is deleted anyway, and `scanlake check` names it
-            result |= read_ids_in_part(path, file_ids)
     for _, path in list_snapshots(layout):
         with suppress(duckdb.Error):
             result |= read_ids_in_catalog(path, file_ids)
@@ -432,15 +435,15 @@ def _references_of(lake: Lake, findings: _Findings) -> list[str]:
 
 
 def _rewrite_part_without(lake: Lake, part: Part, condition: str) -> list[Part]:
-    """Write the part again without the rows of the files, in the same order. Return no part if no rows are left."""
+    """Write the documents again without those of the files, in the same order. Return no part if none are left."""
     check_part_intact(lake.layout, part)
     source = lake.layout.part_path(part.name)
     # A name of its own each time: parts of one rebuild differ in nothing but their random word.
     target = source.with_name(merged_part_name(part.span, secrets.token_hex(3), 0))
-    columns = ", ".join(f'"{name}"' for name in part_schema(part.table_name).names)
+    columns = ", ".join(f'"{name}"' for name in RAW.names)
     with open_worker_connection(lake.layout.spill_dir) as db:
         rows: Any = db.sql(f"SELECT {columns} FROM {sql_read_parquet([source])} WHERE NOT {condition}")
-        batches = rows.to_arrow_reader(RAW_ROW_GROUP_FILES if part.table_name == RAW_TABLE else READ_BATCH_ROWS)
+        batches = rows.to_arrow_reader(RAW_ROW_GROUP_FILES)
         if (first := next(batches, None)) is None:
             return []
-        return [write_batches(lake.layout, target, part.table_name, chain([first], batches), seqs=part.span)]
+        return [write_batches(lake.layout, target, chain([first], batches), seqs=part.span)]

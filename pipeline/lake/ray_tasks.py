@@ -28,7 +28,7 @@ except ImportError:  # an optional extra
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pipeline.lake.rebuild import FlattenedRows, FlattenTask, RunTasks
+    from pipeline.lake.catalog.current_rows import FlattenedRows, FlattenTask, RunTasks
 
 _SCHEME: Final = "ray"
 _TASKS_PER_CORE: Final = 2  # one runs, one waits with its input

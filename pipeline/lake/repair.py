@@ -1,39 +1,29 @@
 """Find damage in the lake's files and repair it, and check its folder, its ledger and the settings' files.
 
-Parts come before catalogs; each is first checked, then repaired. A damaged part is rebuilt from raw documents, with the
-same versions under the same commits. If those are damaged too, the next sync fetches the files again; until then they
-are in meta.rejects.
+Three rules: the files of damaged documents are fetched again by the next sync, and are in meta.rejects until then; a
+damaged catalog is made again from the documents; a damaged output is written again from the catalog.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import duckdb
-import pyarrow.parquet as pq
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from pipeline import __version__
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, ScanlakeError, SettingsError
 from pipeline.lake import integrity
-from pipeline.lake.catalog.catalog import refuse_other_databases
-from pipeline.lake.catalog.duckdb import read_database
+from pipeline.lake.catalog.catalog import find_base, refuse_other_databases
 from pipeline.lake.catalog.folder_checks import require_lake, require_lake_or_empty
-from pipeline.lake.catalog.part_rows import read_references
-from pipeline.lake.catalog.tables import read_parts
+from pipeline.lake.document_damage import DamagedPart, find_damage, find_lost_files, repair_documents
 from pipeline.lake.integrity import find_damaged_catalogs
 from pipeline.lake.ledger.folder import FolderKind, missing_lake_error
 from pipeline.lake.ledger.format import REBUILD_HINT
-from pipeline.lake.ledger.queries import RunRecord
 from pipeline.lake.ledger.readonly import open_ledger_readonly
-from pipeline.lake.rebuild import rebuild
 from pipeline.lake.storage import foreign_entries
 from pipeline.lake.storage.atomic_files import is_damaged_copy
 from pipeline.lake.storage.layout import (
@@ -47,18 +37,15 @@ from pipeline.lake.storage.layout import (
 from pipeline.lake.storage.parts import RAW_TABLE
 from pipeline.output.findings import Finding, Severity, damage, error, from_error, ok, skipped, warning
 from pipeline.output.formatting import format_bytes, format_path, pluralize
-from schemas.tables import COMMIT_SEQ_COLUMN
-from schemas.timestamps import DAY, SECOND, new_run_id, now_us, to_datetime
+from schemas.timestamps import DAY, SECOND, now_us, to_datetime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from pipeline.lake.integrity import ImageCheck
     from pipeline.lake.lake import Lake
-    from pipeline.lake.ledger.queries import LakeProperties, LedgerQueries
-    from pipeline.lake.storage.layout import Part
+    from pipeline.lake.ledger.queries import DeltaBase, LakeProperties, LedgerQueries
     from pipeline.settings.settings import Settings
-
-_RAW_LOST_REASON: Final = "the document in documents/ was damaged; the next sync fetches the file again"
 
 
 class LakeCheck(Struct):
@@ -74,25 +61,6 @@ class LakeCheck(Struct):
         return [item for item in self.findings if item.severity in {Severity.ERROR, Severity.REPAIRED}]
 
 
-class DamagedPart(Struct, frozen=True):
-    """A part with another content than recorded, and the current files of its commits."""
-
-    part: Part
-    problem: str
-    files: frozenset[int]
-
-
-class PartDamage(Struct, frozen=True):
-    """Problems of the parts. No raw part has the documents of `files_without_raw`.
-
-    `misrecorded` are undamaged raw parts of which the ledger has another size, hash or row count than the catalog.
-    """
-
-    parts: Sequence[DamagedPart]
-    files_without_raw: frozenset[int]
-    misrecorded: Sequence[Part]
-
-
 def check_files(layout: LakeLayout, *, read_data: bool = False) -> LakeCheck:
     """Compare the files of a lake with their recorded sizes and hashes. Write nothing, neither ledger nor lock.
 
@@ -103,7 +71,7 @@ def check_files(layout: LakeLayout, *, read_data: bool = False) -> LakeCheck:
             raise LakeCorruptedError(f"{layout.ledger}: {problem}.", hint=REBUILD_HINT)
         foreign_entries.refuse_foreign_entries(layout)
         refuse_other_databases(layout, ledger)
-        return _check(layout, ledger, (), None, read_data=read_data)
+        return _Damage.find(layout, ledger, read_data=read_data).describe(layout, ledger)
 
 
 def repair_files(lake: Lake, *, read_data: bool = False) -> LakeCheck:
@@ -111,42 +79,82 @@ def repair_files(lake: Lake, *, read_data: bool = False) -> LakeCheck:
 
     Publishes what a killed run did not publish, and so completes an interrupted purge.
     """
-    check = _check(lake.layout, lake.ledger, lake.findings, lake, read_data=read_data)
-    if lake.needs_publish or lake.ledger.properties.purge_in_progress is not None:
-        lake.republish(at=now_us())
+    damage = _Damage.find(lake.layout, lake.ledger, read_data=read_data)
+    check = damage.describe(lake.layout, lake.ledger)
+    damage.repair(lake)
     repaired = {"severity": Severity.REPAIRED, "hint": "", "exit_code": ExitCode.OK}
-    check.findings = [replace(item, **repaired) if item.repair else item for item in check.findings]
+    findings = [*lake.findings, *check.findings]
+    check.findings = [replace(item, **repaired) if item.repair else item for item in findings]
     return check
 
 
-def _check(
-    layout: LakeLayout, ledger: LedgerQueries, findings: Sequence[Finding], lake: Lake | None, *, read_data: bool
-) -> LakeCheck:
-    """Check the lake, and repair it if `lake` is open for writing."""
-    check = LakeCheck(list(findings))
-    snapshots = len(list_snapshots(layout))
-    parts = find_part_damage(layout, ledger, read_data=read_data)
-    check.findings += _describe_part_damage(parts)
-    check.files_to_fetch = sorted(parts.files_without_raw)
-    if lake is not None:
-        _repair_parts(lake, parts)
-    damaged_parts = {damaged.part.name for damaged in parts.parts}
-    catalogs = list(find_damaged_catalogs(layout, ledger, damaged_parts=damaged_parts))
-    if lake is not None and catalogs:
-        _repair_catalogs(lake, catalogs)
-    images = integrity.check_images(layout, ledger, read_data=read_data)
-    if lake is not None and images.damaged:
-        integrity.queue_images_again(layout, lake.ledger, images.damaged)
-        lake.republish(at=now_us())
-    check.images_to_fetch = len(images.damaged)
-    check.findings += [*catalogs, *(image.finding for image in images.damaged)]
-    check.findings += _describe_unknown_files(layout, [*images.unlisted, *integrity.find_unknown_files(layout, ledger)])
-    current = ledger.parts()
-    size = format_bytes(sum(part.bytes for part in current) + images.bytes)
-    counts = [pluralize(len(current), "part"), pluralize(snapshots, "snapshot")]
-    counts += [pluralize(images.count, "image")] if images.count else []
-    check.findings.append(ok("lake", "files", f"{', '.join(counts)} compared, {size}"))
-    return check
+class _Damage(Struct, frozen=True):
+    """What differs from what was written. `base` is the catalog that needs no build, `lost` has no documents."""
+
+    parts: Sequence[DamagedPart]
+    lost: frozenset[int]
+    base: DeltaBase | None
+    catalogs: Sequence[Finding]
+    images: ImageCheck
+
+    @classmethod
+    def find(cls, layout: LakeLayout, ledger: LedgerQueries, *, read_data: bool) -> _Damage:
+        """Compare everything. Change nothing."""
+        parts = find_damage(layout, ledger)
+        damaged = {item.part.name for item in parts}
+        catalogs = list(find_damaged_catalogs(layout, ledger, damaged_parts=damaged))
+        base = None if layout.catalog.name in {item.subject for item in catalogs} else find_base(layout, ledger)
+        lost = find_lost_files(layout, ledger, parts, of_all=read_data or base is None)
+        return cls(parts, lost, base, catalogs, integrity.check_images(layout, ledger, read_data=read_data))
+
+    def describe(self, layout: LakeLayout, ledger: LedgerQueries) -> LakeCheck:
+        """Return the findings."""
+        current, snapshots, images = ledger.parts(), len(list_snapshots(layout)), self.images
+        findings = [self._describe_part(layout, ledger, damaged) for damaged in self.parts]
+        if self.lost and not self.parts:
+            problem, repair = "lacks the documents of files", "queued for the next sync"
+            findings.append(damage("documents/", problem, repair, self.lost))
+        findings += [*self.catalogs, *(image.finding for image in images.damaged)]
+        unknown = [*images.unlisted, *integrity.find_unknown_files(layout, ledger)]
+        findings += _describe_unknown_files(layout, unknown)
+        counts = [pluralize(len(current), "part"), pluralize(snapshots, "snapshot")]
+        counts += [pluralize(images.count, "image")] if images.count else []
+        size = format_bytes(sum(part.bytes for part in current) + images.bytes)
+        findings.append(ok("lake", "files", f"{', '.join(counts)} compared, {size}"))
+        return LakeCheck(findings, sorted(self.lost), len(images.damaged))
+
+    def _describe_part(self, layout: LakeLayout, ledger: LedgerQueries, damaged: DamagedPart) -> Finding:
+        part, (low, high) = damaged.part, damaged.part.span
+        commits = f"commit {low}" if low == high else f"commits {low} to {high}"
+        lost = self.lost.intersection(dict(ledger.file_commit_seqs(part.span))) if damaged.has_lost_documents else ()
+        if damaged.is_whole:
+            problem = f"has another size, hash or row count of {part.name} than the file"
+            return damage(layout.ledger.name, problem, "corrected from the file")
+        repair = f"removed; {'the next sync fetches its files again' if lost else 'nothing has to be fetched'}"
+        if not damaged.has_lost_documents:
+            repair = "written again from the catalog"
+        return damage(part.name, f"{damaged.problem} ({part.table_name}, {commits})", repair, lost)
+
+    def repair(self, lake: Lake) -> None:
+        """Repair everything, and publish once.
+
+        A damaged catalog is not updated, although it may look as it was published: what an update does not read stays.
+        Then the damaged snapshots go, but for the one that the publish has replaced.
+        """
+        layout, ledger = lake.layout, lake.ledger
+        repair_documents(layout, ledger, self.parts, self.lost, self.base)
+        outputs = [item.part.name for item in self.parts if item.part.table_name != RAW_TABLE]
+        integrity.queue_images_again(layout, ledger, self.images.damaged)
+        with translate_os_errors(layout.root):
+            for name in outputs:  # the publish writes what is missing
+                layout.part_path(name).unlink(missing_ok=True)
+            is_due = lake.needs_publish or ledger.properties.purge_in_progress is not None
+            if is_due or outputs or self.catalogs or self.images.damaged:
+                is_built = layout.catalog.name in {item.subject for item in self.catalogs}
+                published = lake.republish(at=now_us(), rebuild=is_built).snapshot
+                for path in {layout.root / item.subject for item in self.catalogs}:
+                    if path not in {layout.catalog, layout.snapshot_path(published)}:
+                        path.unlink(missing_ok=True)
 
 
 def _describe_unknown_files(layout: LakeLayout, names: Iterable[str]) -> Iterator[Finding]:
@@ -157,126 +165,6 @@ def _describe_unknown_files(layout: LakeLayout, names: Iterable[str]) -> Iterato
         else:
             problem, hint = "unknown file, not changed", "Move it out of the lake, or delete it."
         yield warning("lake", name, problem, hint)
-
-
-# Find
-
-
-def find_part_damage(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bool) -> PartDamage:
-    """Return the problems of the parts. Changes nothing."""
-    problems = ((part, integrity.find_file_problem(layout.part_path(part.name), part)) for part in ledger.parts())
-    damaged = [(part, problem) for part, problem in problems if problem is not None]
-    misrecorded = list(_find_misrecorded_documents(layout, [part for part, _ in damaged]))
-    right = {part.name for part in misrecorded}
-    damaged = [(part, problem) for part, problem in damaged if part.name not in right]
-    names = {part.name for part, _ in damaged}
-    raw_parts = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part.name not in names]
-    commit_seqs = {part.span: dict(ledger.file_commit_seqs(part.span)) for part, _ in damaged}
-    affected = dict(ledger.file_commit_seqs()) if read_data else {}
-    for files in commit_seqs.values():
-        affected |= files
-    return PartDamage(
-        [DamagedPart(part, problem, frozenset(commit_seqs[part.span])) for part, problem in damaged],
-        _find_files_without_raw(layout, raw_parts, affected),
-        misrecorded,
-    )
-
-
-def _find_misrecorded_documents(layout: LakeLayout, parts: Sequence[Part]) -> Iterator[Part]:
-    """Yield the entries of the catalog for raw parts that equal them: nothing can bring their old versions again."""
-    if any(part.table_name == RAW_TABLE for part in parts):
-        recorded: dict[str, Part] = {}
-        with suppress(duckdb.Error, OSError), read_database(layout.catalog) as db:
-            recorded = {part.name: part for part in read_parts(db)}
-        for part in parts:
-            entry = recorded.get(part.name, part)
-            is_intact = integrity.find_file_problem(layout.part_path(part.name), entry) is None
-            if part.table_name == RAW_TABLE and is_intact:
-                yield entry
-
-
-def _find_files_without_raw(
-    layout: LakeLayout, raw_parts: Iterable[Part], commit_seqs: Mapping[int, int]
-) -> frozenset[int]:
-    """Return the files, given as {file id: commit}, whose document no raw part has."""
-    missing, seqs = dict(commit_seqs), set(commit_seqs.values())
-    for part in raw_parts:
-        if not any(part.first_commit_seq <= seq <= part.last_commit_seq for seq in seqs):
-            continue
-        with pq.ParquetFile(layout.part_path(part.name)) as file:
-            for batch in file.iter_batches(columns=["file_id", COMMIT_SEQ_COLUMN]):
-                for file_id, seq in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                    if missing.get(file_id) == seq:
-                        del missing[file_id]
-    return frozenset(missing)
-
-
-def _describe_part_damage(parts: PartDamage) -> Iterator[Finding]:
-    for entry in parts.misrecorded:
-        problem = f"has another size, hash or row count of {entry.name} than the catalog"
-        yield damage("ledger.sqlite", problem, "corrected from the catalog")
-    for damaged in parts.parts:
-        part, lost = damaged.part, damaged.files & parts.files_without_raw
-        low, high = part.span
-        commits = f"commit {low}" if low == high else f"commits {low} to {high}"
-        if part.table_name == RAW_TABLE:
-            to_fetch = "the next sync fetches its files again" if lost else "nothing has to be fetched"
-            files, repair = lost, f"removed; {to_fetch}"
-        else:
-            files, repair = damaged.files, "partly rebuilt from documents/" if lost else "rebuilt from documents/"
-        yield damage(part.name, f"{damaged.problem} ({part.table_name}, {commits})", repair, files)
-    if parts.files_without_raw and not parts.parts:
-        yield damage("documents/", "lacks the documents of files", "queued for the next sync", parts.files_without_raw)
-
-
-# Repair
-
-
-def _repair_parts(lake: Lake, parts: PartDamage) -> None:
-    for entry in parts.misrecorded:
-        lake.ledger.correct_part(entry)
-    damaged_rows = set()
-    incomplete: set[int] = set()
-    for damaged in parts.parts:
-        part = damaged.part
-        if part.table_name == RAW_TABLE:
-            lake.ledger.replace_parts([part], [], superseded_span=(0, -1), at=now_us())
-        else:
-            damaged_rows.add(part.name)
-            incomplete |= damaged.files & parts.files_without_raw
-    if parts.files_without_raw:
-        queue_refetch(lake, parts.files_without_raw, incomplete=incomplete)
-    if damaged_rows:
-        rebuild(lake, damaged=damaged_rows)
-    if lake.ledger.has_unpublished_commits():
-        lake.republish(at=now_us())
-
-
-def queue_refetch(lake: Lake, file_ids: Iterable[int], *, incomplete: set[int]) -> None:
-    """Queue files for the next sync. `incomplete` ones lost rows, so they leave every table until then."""
-    ledger, now, run_id = lake.ledger, now_us(), new_run_id()
-    ledger.begin_run(RunRecord(run_id, "repair", __version__, now, state="done", ended_at=now))
-    commit_seqs = dict(ledger.file_commit_seqs())
-    seqs = {file_id: commit_seqs[file_id] for file_id in sorted(file_ids)}
-    references: dict[int, str | None] = {}
-    with suppress(LakeCorruptedError):  # the part with the references may be damaged too
-        references = read_references(lake.layout, ledger, seqs)
-    documents = {key: json.dumps({"id": key, "scan_code": references.get(key)}).encode() for key in seqs}
-    ledger.queue_refetch(documents, incomplete=incomplete, reason=_RAW_LOST_REASON, run_id=run_id, at=now)
-
-
-def _repair_catalogs(lake: Lake, catalogs: Sequence[Finding]) -> None:
-    """Publish again, and then delete the damaged snapshots: all but the newest, which the publish has replaced.
-
-    A damaged catalog is not updated, although it may look as it was published: what an update does not read stays.
-    """
-    is_catalog_damaged = lake.layout.catalog.name in {item.subject for item in catalogs}
-    newest = lake.layout.snapshot_path(lake.republish(at=now_us(), rebuild=is_catalog_damaged).snapshot)
-    published = {lake.layout.catalog.name, lake.layout.part_name(newest)}
-    with translate_os_errors(lake.layout.root):
-        for item in catalogs:
-            if item.subject not in published:
-                (lake.layout.root / item.subject).unlink(missing_ok=True)
 
 
 # Settings, folder and ledger

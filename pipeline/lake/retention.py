@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pipeline.lake.ledger.folder import is_run_stats
 from pipeline.lake.ledger.images import find_unused
 from pipeline.lake.storage.atomic_files import fsync_dir, is_damaged_copy, is_temp_file
 from pipeline.lake.storage.layout import (
@@ -18,10 +17,10 @@ from pipeline.lake.storage.layout import (
     translate_os_errors,
 )
 from pipeline.lake.storage.parts import is_own_part
-from schemas.timestamps import SECOND, to_datetime
+from schemas.timestamps import to_datetime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
     from pathlib import Path
 
@@ -29,59 +28,63 @@ if TYPE_CHECKING:
     from pipeline.lake.storage.layout import LakeLayout
     from pipeline.settings.settings import Settings
 
+_PARTS: Final = ("tables/*/*", "documents/*")
+
 
 def remove_orphans(layout: LakeLayout, ledger: Ledger) -> None:
     """Delete temporary files, parts without a ledger entry, and snapshots that were not published: of killed runs.
 
-    The lock makes this safe: no other process writes parts. Only a snapshot without a ledger entry names a part without
-    one: after a restore of an older ledger.
+    Also parts that others have replaced. The lock makes this safe: no other process writes parts.
     """
-    names, next_snapshot = ledger.part_names(), ledger.next_snapshot()
+    next_snapshot = ledger.next_snapshot()
     unpublished = {row[0] for row in ledger.query("SELECT snapshot FROM snapshot WHERE state <> 'published'")}
     with translate_os_errors(layout.root):
         for number, path in list_snapshots(layout):
             if number >= next_snapshot or number in unpublished:
                 path.unlink(missing_ok=True)
-        incoming = f"{IMAGES}/{INCOMING}/*"
-        for path in list_files(layout, "tables/*/*", "documents/*", "snapshots/*", incoming, ".*.tmp*", "*.json"):
-            is_orphan = layout.part_name(path) not in names and is_own_part(path)
-            if is_orphan or is_temp_file(path) or is_run_stats(path):
+        for path in _find_orphans(layout, ledger):
+            path.unlink(missing_ok=True)
+        for path in list_files(layout, *_PARTS, "snapshots/*", f"{IMAGES}/{INCOMING}/*", ".*.tmp*"):
+            if is_temp_file(path):
                 path.unlink(missing_ok=True)
         layout.remove_spill()
 
 
-def expire_snapshots(layout: LakeLayout, ledger: Ledger, settings: Settings, *, now: float) -> None:
-    """Delete the snapshots that the settings do not keep, and the parts that were retired `retention_hours` ago.
+def _find_orphans(layout: LakeLayout, ledger: Ledger) -> Iterator[Path]:
+    """Yield the parts without a ledger entry."""
+    names = ledger.part_names()
+    for path in list_files(layout, *_PARTS):
+        if layout.part_name(path) not in names and is_own_part(path):
+            yield path
 
-    `now` is in seconds since 1970.
-    """
+
+def expire_snapshots(layout: LakeLayout, ledger: Ledger, settings: Settings) -> None:
+    """Delete the snapshots that the settings do not keep."""
     paths = dict(list_snapshots(layout))
     published = [record for record in ledger.snapshots() if record.snapshot in paths]
     reasons = select_kept(((record.snapshot, record.published_at) for record in published), settings)
-    unkept = [paths[record.snapshot] for record in published if record.snapshot not in reasons]
-    _delete(layout, ledger, unkept, ledger.retired_parts(int((now - settings.retention_hours * 3600) * SECOND)))
+    _delete(layout, [paths[record.snapshot] for record in published if record.snapshot not in reasons])
 
 
-def _delete(layout: LakeLayout, ledger: Ledger, snapshots: Sequence[Path], retired: Sequence[str]) -> None:
-    """Delete snapshots, then parts that were retired, durably."""
-    parts = [layout.part_path(name) for name in retired]
+def _delete(layout: LakeLayout, paths: Iterable[Path]) -> None:
+    """Delete files durably."""
+    folders = set()
     with translate_os_errors(layout.root):
-        for paths in (snapshots, parts):
-            for path in paths:
-                path.unlink(missing_ok=True)
-            for folder in {path.parent for path in paths}:
-                fsync_dir(folder)
-    ledger.delete_retired(retired)
+        for path in paths:
+            path.unlink(missing_ok=True)
+            folders.add(path.parent)
+        for folder in folders:
+            fsync_dir(folder)
 
 
 def finish_purge(layout: LakeLayout, ledger: Ledger, snapshot: int) -> None:
     """Delete all that still contains purged files. Readers see `snapshot`, which has none of them."""
-    former = [path for number, path in list_snapshots(layout) if number != snapshot]
-    _delete(layout, ledger, former, ledger.retired_parts())
+    _delete(layout, (path for number, path in list_snapshots(layout) if number != snapshot))
+    _delete(layout, _find_orphans(layout, ledger))
     with translate_os_errors(layout.root):
         fsync_dir(layout.root / "snapshots")  # a purge that was killed may have deleted them all
         _delete_images(layout, ledger)
-        for path in layout.root.glob(f"{layout.ledger.name}.damaged-*"):
+        for path in list_files(layout, f"{layout.ledger.name}.damaged-*", "documents/*.damaged-*"):
             if is_damaged_copy(path):
                 path.unlink(missing_ok=True)
         fsync_dir(layout.root)

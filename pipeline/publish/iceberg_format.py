@@ -51,7 +51,7 @@ from pyiceberg.types import BooleanType, DoubleType, LongType, NestedField, Stri
 from pipeline.errors import PublishError, ScanlakeError
 from pipeline.publish.stores import open_store
 from pipeline.publish.target import REMAKE_HINT
-from schemas.tables import COMMIT_SEQ_COLUMN, FIELD_ID_KEY, SCHEMA_VERSION
+from schemas.tables import FIELD_ID_KEY, SCHEMA_VERSION
 from schemas.value_types import INSTANT
 
 if TYPE_CHECKING:
@@ -102,7 +102,6 @@ _TYPES: Final[dict[pa.DataType, PrimitiveType]] = {
     pa.float64(): DoubleType(),
     pa.timestamp("us"): TimestampType(),  # without zone, as in the lake; the comment names UTC
 }
-_COMMIT_SEQ_COMMENT: Final = "Commit that wrote the version of the file that the row belongs to."
 _UTC: Final = "(UTC)"
 _Result = TypeVar("_Result")
 
@@ -287,7 +286,6 @@ class _OutputBuffer(BytesIO):
 def to_iceberg_schema(table: Table, *, schema_id: int = 0) -> Schema:
     """Return the Iceberg schema of a table's parts."""
     comments = {column.name: _describe_column(column.comment, column.kind is INSTANT) for column in table.columns}
-    comments[COMMIT_SEQ_COLUMN] = _COMMIT_SEQ_COMMENT
     fields = [
         NestedField(
             int(field.metadata[FIELD_ID_KEY]),

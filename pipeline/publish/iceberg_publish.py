@@ -27,12 +27,11 @@ from pyiceberg.table.update import (
 )
 
 from pipeline.errors import PublishError, SettingsError
-from pipeline.lake.catalog.duckdb import open_instance, translate_duckdb_errors
-from pipeline.lake.catalog.snapshots import read_snapshot, require_snapshot
+from pipeline.lake.catalog.snapshots import open_snapshot, read_snapshot, require_snapshot
 from pipeline.lake.catalog.sql import sql_literal
 from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.storage.layout import list_snapshots
-from pipeline.lake.storage.parts import check_parts_exist
+from pipeline.lake.storage.parts import RAW_TABLE, check_parts_exist
 from pipeline.publish.iceberg_catalogs import MAIN, LocationOwner, TableCommit, claim_locations
 from pipeline.publish.iceberg_format import (
     FORMAT_VERSION,
@@ -69,13 +68,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    import pyarrow as pa
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.table.update import TableUpdate
 
-    from pipeline.lake.catalog.snapshots import SnapshotContents
+    from pipeline.lake.ledger.queries import SnapshotRecord
     from pipeline.lake.storage.layout import LakeLayout, Part
     from pipeline.publish.iceberg_catalogs import IcebergCatalog, TableState
     from pipeline.publish.iceberg_format import DeleteFile, StoreFileIO, TableFiles
@@ -110,9 +108,12 @@ def publish_iceberg(
     faster, and `PublishError`.
     """
     started = time.monotonic()
-    contents = read_snapshot(require_snapshot(layout, number))
-    check_parts_exist(layout, contents.parts)
-    sync = Sync(lake_id, contents, frozenset(f"{TAG}{snapshot}" for snapshot, _ in list_snapshots(layout)))
+    path = require_snapshot(layout, number)
+    with open_ledger_readonly(layout) as ledger:
+        outputs = [part for part in ledger.parts() if part.table_name != RAW_TABLE]
+    check_parts_exist(layout, outputs)
+    kept_tags = frozenset(f"{TAG}{snapshot}" for snapshot, _ in list_snapshots(layout))
+    sync = Sync(lake_id, read_snapshot(path), path, outputs, kept_tags)
     states = _load_tables(catalog, layout, lake_id)
     stage = partial(stage_table, catalog, layout, sync)
     staged = run_side_by_side(lambda table: stage(table, states[table.name]), TABLES, threads=_TABLES_SIDE_BY_SIDE)
@@ -215,21 +216,23 @@ def _list_roots(catalog: IcebergCatalog, states: Mapping[str, TableState]) -> di
 
 
 class Sync(Struct, frozen=True):
-    """The sync that is published, and the tags that are kept, its own included."""
+    """The sync that is published, with its catalog and outputs, and the tags that are kept, its own included."""
 
     lake_id: str
-    contents: SnapshotContents
+    snapshot: SnapshotRecord
+    catalog: Path
+    outputs: Sequence[Part]
     kept_tags: frozenset[str]
 
     @property
     def tag(self) -> str:
         """Its tag in every table."""
-        return f"{TAG}{self.contents.snapshot.snapshot}"
+        return f"{TAG}{self.snapshot.snapshot}"
 
     @property
     def properties(self) -> dict[str, str]:
         """Properties of the sync's Iceberg snapshots."""
-        record = self.contents.snapshot
+        record = self.snapshot
         return {
             _SNAPSHOT: str(record.snapshot),
             "scanlake.watermark": "" if record.watermark is None else str(record.watermark),
@@ -253,7 +256,7 @@ def stage_table(
     metadata = update_table_metadata(state.metadata, tuple(updates)) if updates else state.metadata
     files = read_files(state.metadata, catalog.io)
     root = f"{metadata.location.rstrip('/')}/data"
-    own = [part for part in sync.contents.parts if part.table_name == table.name]
+    own = [part for part in sync.outputs if part.table_name == table.name]
     names = {part: PurePosixPath(to_target_path(part.name, part.sha256)).name for part in own}
     parts = {f"{root}/{name}": (part, layout.part_path(part.name)) for part, name in names.items()}
     store, folder = catalog.io.find_object(root)
@@ -265,7 +268,7 @@ def stage_table(
             if location not in files.data
         ],
     )
-    positions = _find_superseded_positions(parts, sync.contents.superseded) if table.is_per_file else {}
+    positions = _find_former_positions(sync.catalog, table, parts) if table.is_per_file else {}
     local = {location: path for location, (_, path) in parts.items()}
     changes = _plan_changes(catalog.io, files, metadata.schema(), local, positions)
     current = metadata.current_snapshot()
@@ -358,30 +361,29 @@ def _sweep_tables(io: StoreFileIO, states: Collection[TableState], rule: SweepRu
 # Differences between the snapshot and a table
 
 
-def _find_superseded_positions(
-    parts: Mapping[str, tuple[Part, Path]], superseded: pa.Table
+def _find_former_positions(
+    catalog: Path, table: Table, parts: Mapping[str, tuple[Part, Path]]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the positions of superseded rows by location, sorted. `parts` are by their published location.
+    """Return the positions of rows that the catalog has no more, by location, sorted.
 
-    `superseded` has the columns file_id and _seq. Two columns of those parts are read that a superseded version can
-    be in.
+    `parts` are the outputs of a table by their published location. A file's rows of a commit count as long as the
+    catalog has them. Two columns are read, of the outputs that have more rows than the catalog has of their commits.
     """
-    seqs = sorted(set(superseded.column(COMMIT_SEQ_COLUMN).to_pylist()))
-    dirty = {
-        str(path): location
-        for location, (part, path) in parts.items()
-        if any(part.first_commit_seq <= seq <= part.last_commit_seq for seq in seqs)
-    }
-    if not dirty:
-        return {}
-    paths = ", ".join(map(sql_literal, dirty))
-    with translate_duckdb_errors("The lake"), open_instance() as db:
+    with open_snapshot(catalog) as db:
         db.execute(f"SET memory_limit = '{_MEMORY_LIMIT}'")
-        db.register("superseded", superseded)
+        dirty = {}
+        for location, (part, path) in parts.items():
+            of_commits = f"{table.qualified_name} WHERE {COMMIT_SEQ_COLUMN} BETWEEN {part.span[0]} AND {part.span[1]}"
+            same_span = sum(other.row_count for other, _ in parts.values() if other.span == part.span)
+            if db.execute(f"SELECT count(*) FROM {of_commits}").fetchall() != [(same_span,)]:
+                dirty[str(path)] = location
+        if not dirty:
+            return {}
+        paths = ", ".join(map(sql_literal, dirty))
+        source = f"read_parquet([{paths}], filename = true, file_row_number = true)"
         rows = db.execute(
-            "SELECT filename, file_row_number"
-            f" FROM read_parquet([{paths}], filename = true, file_row_number = true) AS part"
-            f" SEMI JOIN superseded USING (file_id, {COMMIT_SEQ_COLUMN}) ORDER BY ALL"
+            f"SELECT filename, file_row_number FROM {source} AS output"
+            f" ANTI JOIN {table.qualified_name} AS current USING (file_id, {COMMIT_SEQ_COLUMN}) ORDER BY ALL"
         ).fetchall()
     return {dirty[path]: tuple(position for _, position in group) for path, group in groupby(rows, key=itemgetter(0))}
 

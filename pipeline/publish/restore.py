@@ -18,6 +18,7 @@ from pipeline.lake.ledger.folder import RESTORE_IN_PROGRESS, RESTORE_MARK, has_r
 from pipeline.lake.ledger.format import find_foreign_content, translate_sqlite_errors
 from pipeline.lake.ledger.images import forget_missing_images, iter_paths
 from pipeline.lake.ledger.ledger import Ledger
+from pipeline.lake.rollback import clear_pause
 from pipeline.lake.storage.atomic_files import fsync_dir, is_temp_file, list_names, pin_folder, temp_name
 from pipeline.lake.storage.layout import LakeLayout, hold_lock, is_image_path, is_part_path, translate_os_errors
 from pipeline.output.findings import error, ok
@@ -204,8 +205,7 @@ def _download_backup(store: ObjectStore, layout: LakeLayout, target: LakeLayout)
 def _publish_copy(target: LakeLayout, *, is_whole: bool) -> SnapshotRecord | None:
     """Publish the copied ledger if the lake has every part, and return its last snapshot."""
     with Lake(target.root, doing="restore", is_restore=True) as lake:
-        # Retired parts are not in a backup.
-        lake.ledger.delete_retired(lake.ledger.retired_parts())
+        clear_pause(lake.ledger)  # a backup has not the snapshot that the lake was rolled back to
         forget_missing_images(lake.ledger, lambda path: not (target.root / path).is_file())
         return lake.republish(at=now_us(), rebuild=True) if is_whole else lake.ledger.last_snapshot()
 

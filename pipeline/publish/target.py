@@ -20,7 +20,7 @@ from msgspec import Struct, field
 
 from pipeline.errors import ForeignObjectError, LakeCorruptedError, PublishError, SettingsError
 from pipeline.lake.catalog.duckdb import read_database
-from pipeline.lake.catalog.tables import read_spec
+from pipeline.lake.catalog.tables import read_shown_snapshot as read_snapshot_of
 from pipeline.lake.storage.layout import IMAGES
 from pipeline.output.logs import log
 from pipeline.publish.object_store import PROBE_PREFIX, run_side_by_side
@@ -379,7 +379,7 @@ def read_shown_snapshot(catalog: Path) -> tuple[int, str | None] | None:
     """Return the number and the run of the snapshot that a catalog shows; None if it is no catalog of scanlake."""
     try:
         with read_database(catalog) as db:
-            snapshot = read_spec(db).snapshot
+            snapshot = read_snapshot_of(db)
     except (duckdb.Error, IndexError, UnicodeDecodeError):  # damage in a text is the last
         return None
     return snapshot.snapshot, snapshot.run_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -13,8 +14,8 @@ import duckdb
 from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, MissingBucketError, PublishError, ScanlakeError, SettingsError
-from pipeline.lake.catalog.duckdb import read_database
-from pipeline.lake.catalog.tables import read_parts
+from pipeline.lake.ledger.format import connect_readonly, translate_sqlite_errors
+from pipeline.lake.ledger.queries import LedgerQueries
 from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.purge import read_ids_in_catalog, read_ids_in_ledger, read_ids_in_part
 from pipeline.lake.storage.atomic_files import sha256_file
@@ -218,8 +219,12 @@ def _compare_objects(store: ObjectStore, record: LatestRecord, *, read_data: boo
         if record.ledger is not None:
             ledger = record.ledger
             expected.append((to_ledger_path(ledger.sha256), ledger.bytes, ledger.sha256))
-            with read_database(file) as db:
-                parts = read_parts(db)
+            copy = Path(folder, "ledger.sqlite")
+            if expected[0][0] in listed:
+                store.download(expected[0][0], copy)
+                with translate_sqlite_errors(copy), closing(connect_readonly(copy)) as db:
+                    db.row_factory = sqlite3.Row
+                    parts = LedgerQueries(db, copy).parts()
                 expected += ((to_target_path(part.name, part.sha256), part.bytes, part.sha256) for part in parts)
     for path, size, sha256 in expected:
         if path not in listed:

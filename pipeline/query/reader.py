@@ -30,6 +30,7 @@ from pipeline.lake.catalog.duckdb import (
     is_not_a_database,
     log_path,
     open_read_only,
+    read_database,
     refuse_log,
     refuse_other_kinds,
     short_message,
@@ -443,3 +444,15 @@ def _check_node(node: dict[str, Any]) -> None:
             raise _ForbiddenError(f"{name}()")
     if kind == "BASE_TABLE" and _FILE_NAME.search(str(node.get("table_name"))):
         raise _ForbiddenError(_FILE)
+
+
+def count_new_rows(layout: LakeLayout, *, since_seq: int) -> dict[str, int]:
+    """Return the number of rows by table that the published catalog has of a commit and the later ones."""
+    if not layout.catalog.exists():
+        return {}
+    with read_database(layout.catalog) as db:
+        columns = "FROM duckdb_columns() WHERE column_name = '_seq' AND database_name = 'lake'"
+        tables = db.execute(f"SELECT table_name, schema_name || '.' || table_name {columns} ORDER BY ALL").fetchall()
+        sql = "SELECT count(*) FROM {} WHERE _seq >= {}"
+        counts = {name: db.execute(sql.format(path, since_seq)).fetchall()[0][0] for name, path in tables}
+    return {name: rows for name, rows in counts.items() if rows}

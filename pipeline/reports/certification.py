@@ -54,7 +54,7 @@ class Certifier:
         self._lock = asyncio.Lock()
         self._last_at = time.monotonic()
         self._doubts: Counter[int] = Counter()  # by file
-        self._superseded: Counter[int] = Counter()  # by batch
+        self._replaced: Counter[int] = Counter()  # by batch
         self.shows_references = False  # a PDF of this job does, so the template does
 
     async def certify_if_due(self) -> list[ReportBatch]:
@@ -182,8 +182,8 @@ class Certifier:
         """
         state = self._state
         batch = state.batches[order.batch]
-        self._superseded[batch.batch] += 1
-        orders = self._superseded[batch.batch]
+        self._replaced[batch.batch] += 1
+        orders = self._replaced[batch.batch]
         self._doubts.update(doubts.keys())
         is_last = orders >= _MAX_ORDERS
         reasons = {
@@ -196,13 +196,13 @@ class Certifier:
         for file_id, reason in reasons.items():
             log.warning("report.file_excluded", file=file_id, reason=reason)
         error = f"{len(doubts)} files may not be in the PDF, the first: {next(iter(doubts.values())).reason}"
-        superseded = replace(order, state=OrderState.SUPERSEDED, error=error)
+        replaced = replace(order, state=OrderState.REPLACED, error=error)
         # First the PDF: a killed run leaves none that does not count, and the next run downloads it again.
         await asyncio.to_thread(state.folder.remove_pdf, order.pdf or "", order.sha256)
-        await asyncio.to_thread(state.request_log.exclude_files, state.job, batch.batch, reasons, now_us(), superseded)
-        log.warning("report.superseded", report=order.name, reason=error, hint=_HINT)
+        await asyncio.to_thread(state.request_log.exclude_files, state.job, batch.batch, reasons, now_us(), replaced)
+        log.warning("report.replaced", report=order.name, reason=error, hint=_HINT)
         remaining = replace(batch, files=tuple(file_id for file_id in batch.files if file_id not in reasons))
-        state.replace_order(superseded)
+        state.replace_order(replaced)
         state.set_batch(remaining)
         return remaining if remaining.files else None
 

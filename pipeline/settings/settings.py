@@ -177,7 +177,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     retention_hours: Annotated[
         float,
         Meta(ge=0, le=24 * 3650),
-        "Hours that replaced parts stay on disk and on a target, for readers that still use them.",
+        "Hours that replaced parts stay on a target, for readers that still use them.",
     ] = 24
     keep_raw_versions: Annotated[
         int | None,

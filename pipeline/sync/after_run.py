@@ -24,6 +24,7 @@ from pipeline.output.logs import log
 from pipeline.output.progress import CrawlProgress
 from pipeline.output.redaction import to_one_line
 from pipeline.processes.event_loop import run_async
+from pipeline.query.reader import count_new_rows
 from pipeline.sync.metrics import require_metrics_file, write_metrics
 from pipeline.sync.run_result import SYNC, RunResult, is_failure
 from schemas.timestamps import format_instant, to_datetime
@@ -237,7 +238,7 @@ def measure_delta(
     return RunDelta(
         added,
         stored - added,
-        ledger.row_counts(since_seq=before[1]),
+        count_new_rows(lake.layout, since_seq=before[1]),
         dict(islice(ledger.count_rejects(run_id).items(), _MAX_REASONS)),
         progress.throttled,
         progress.max_requests_per_second,

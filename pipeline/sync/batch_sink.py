@@ -1,4 +1,4 @@
-"""Storage of a run's batches: first the parts on disk, then one ledger transaction that names them."""
+"""Storage of a run's batches: first the documents on disk, then one ledger transaction that names them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from pipeline.lake.catalog.next_catalog import choose_base
 from pipeline.lake.ledger.queries import Commit, WindowRecord
 from pipeline.sync.batch_writer import BatchWriter, WriteRequest
 from pipeline.sync.watermark import add_completed_windows
@@ -13,6 +14,7 @@ from pipeline.sync.watermark import add_completed_windows
 if TYPE_CHECKING:
     from pipeline.client.clock import ServiceClock
     from pipeline.crawl.models import CommitBatch
+    from pipeline.lake.catalog.catalog import AppliedCommits
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger.queries import RunProgress, RunRecord
     from pipeline.settings.settings import Settings
@@ -31,26 +33,23 @@ class BatchSink:
         self.writer = BatchWriter(lake.layout)
         self.texts_from_list = False
         self._definitions: set[str] = set()
-        self._has_lost_batch = False  # the writer may have rows of a batch that was not committed
-        self.is_flush_due = False
-        """Whether the next batch must leave no rows pending, so that a publish can follow."""
+        self._committed = 0  # the last batch that the ledger has
 
     def load_definitions(self) -> None:
         """Read the workflow definitions that the lake has: a batch does not write them again."""
         self._definitions = set(self._lake.ledger.definitions())
 
     def write(self, batch: CommitBatch) -> WriteResult:
-        """Write the parts of a batch. They count from `commit` on."""
-        self._has_lost_batch = True
+        """Write the documents of a batch. They count from `commit` on."""
         request = WriteRequest(
             _sort_versions(batch),
             self._run_id,
             self._lake.ledger.next_commit_seq(),
             frozenset(self._definitions),
             self.texts_from_list,
-            flush=self.is_flush_due,
+            self._committed,
+            choose_base(self._lake.layout, self._lake.ledger),
         )
-        self.is_flush_due = False
         written = self.writer.write(request)
         self._definitions |= written.definitions
         return written
@@ -70,7 +69,6 @@ class BatchSink:
                 self.new_commit(written.commit_seq),
                 versions=[version for version in _sort_versions(batch) if version.file_id not in unreadable],
                 parts=written.parts,
-                rows_pending=written.rows_pending,
                 digests=written.digests,
                 rejects=[*batch.rejects, *written.rejects],
                 resolved_files=[tombstone.file_id for tombstone in batch.tombstones],
@@ -83,16 +81,11 @@ class BatchSink:
                 progress=progress,
             )
         )
-        self._has_lost_batch = False
+        self._committed = written.commit_seq
 
-    def finish_rows(self) -> None:
-        """Write the pending rows of the committed batches, and end the writer process, whose memory is then free.
-
-        Call it when no batch is on its way. After a failed write or commit the lake has the rows rebuilt.
-        """
-        if not self._has_lost_batch and (parts := self.writer.flush()):
-            self._lake.ledger.add_rows(parts)
-        self.writer.close()
+    def finish_rows(self) -> AppliedCommits | None:
+        """Return the next catalog with the rows of the committed batches, for a publish; None if there is none."""
+        return self.writer.finish(self._committed)
 
     def new_commit(self, commit_seq: int | None = None) -> Commit:
         """Return an empty commit of the run: with the number of its rows, otherwise with the next one."""

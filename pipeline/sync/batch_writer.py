@@ -1,12 +1,10 @@
-"""Flattens batches and writes their parts: in this process for small runs, in a subprocess for large ones.
+"""Flattens batches and writes their documents: in this process for small runs, in a subprocess for large ones.
 
 The module calls neither ledger nor service: it receives versions and returns parts, rejects and drift.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,9 +12,10 @@ from msgspec import Struct
 
 from pipeline.flatten.flatten import flatten
 from pipeline.flatten.rows import load_casts
+from pipeline.lake.catalog.catalog import AppliedCommits
+from pipeline.lake.catalog.next_catalog import NextCatalog
 from pipeline.lake.storage import parts
 from pipeline.lake.storage.layout import LakeLayout
-from pipeline.lake.storage.parts import RowBuffer
 from pipeline.output.logs import log
 from pipeline.processes.worker import WorkerProcess, serve
 from schemas.file_versions import version_digest
@@ -24,10 +23,12 @@ from schemas.file_versions import version_digest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import pyarrow as pa
+
+    from pipeline.lake.catalog.next_catalog import NextBase
     from pipeline.lake.storage.layout import Part
     from schemas.file_versions import FileVersion, Reject
 
-_WRITER_THREADS: Final = 4
 _WORKER_CODE: Final = "import sys; from pipeline.sync.batch_writer import main; main(sys.argv[1])"
 # Every batch needs the same memory again, so the allocator keeps it instead of returning it to the system.
 _ALLOCATOR_ENV: Final = {
@@ -42,7 +43,8 @@ _MIN_FILES_FOR_SUBPROCESS: Final = 1_500  # files of one run; for fewer the star
 class WriteRequest(Struct, frozen=True):
     """Message to the writer: versions sorted by file, the commit's number, definitions that the lake has.
 
-    `texts_from_list`: only the list heeds `lang`. `flush`: no rows may be pending after this batch.
+    `texts_from_list`: only the list heeds `lang`. `committed` is the last of the writer's commits that the ledger has,
+    `base` the catalog to which the first one can be applied.
     """
 
     versions: tuple[FileVersion, ...]
@@ -50,18 +52,20 @@ class WriteRequest(Struct, frozen=True):
     commit_seq: int
     known_definitions: frozenset[str]
     texts_from_list: bool = False
-    flush: bool = False
+    committed: int = 0
+    base: NextBase | None = None
 
 
-class FlushRequest(Struct, frozen=True):
-    """Message to the writer: write all pending rows. It answers with their parts."""
+class FinishRequest(Struct, frozen=True):
+    """Message to the writer: end the next catalog, with the rows up to a commit. It answers with it, or with None."""
+
+    committed: int
 
 
 class WriteResult(Struct, frozen=True):
-    """Message from the writer: parts on disk, rejects, drift; digests of the list items in the order of versions.
+    """Message from the writer: documents on disk, rejects, drift; digests of the list items in the order of versions.
 
-    `tenants` are those of the uploads. `rows_pending`: the parts lack the rows of this batch; otherwise they have the
-    pending rows of earlier batches too.
+    `tenants` are those of the uploads.
     """
 
     commit_seq: int
@@ -71,7 +75,6 @@ class WriteResult(Struct, frozen=True):
     drift: Mapping[tuple[str, str, str], int]
     definitions: frozenset[str]
     tenants: frozenset[int]
-    rows_pending: bool = False
 
     @property
     def unreadable_files(self) -> frozenset[int | None]:
@@ -79,48 +82,38 @@ class WriteResult(Struct, frozen=True):
         return frozenset(reject.file_id for reject in self.rejects)
 
 
-def write_batch(layout: LakeLayout, request: WriteRequest, buffer: RowBuffer | None = None) -> WriteResult:
-    """Flatten and write one batch. Raises `StorageError`; a version that cannot be read becomes a reject.
+def write_batch(layout: LakeLayout, request: WriteRequest) -> tuple[WriteResult, Mapping[str, pa.Table]]:
+    """Flatten one batch, and write its documents. Return the rows, too.
 
-    The documents are always on disk afterwards. The rows stay in `buffer`, if there is one, until it is full. Parts
-    are written concurrently, because each waits for the disk twice.
+    Raises `StorageError`; a version that cannot be read becomes a reject.
     """
-    run_id, commit_seq = request.run_id, request.commit_seq
+    run_id, seq = request.run_id, request.commit_seq
     flat = flatten(
         request.versions,
         run_id=run_id,
-        seq=commit_seq,
+        seq=seq,
         known_definitions=request.known_definitions,
         texts_from_list=request.texts_from_list,
     )
     unreadable = {reject.file_id for reject in flat.rejects}
     versions = [version for version in request.versions if version.file_id not in unreadable]
-    tenants = flat.tenants  # before the tables are taken away
-    write_part = partial(parts.write_part, layout, run_id=run_id, seq=commit_seq)
     digests = tuple(version_digest(version.list_item or b"") for version in versions)
-    write_raw_part = partial(parts.write_raw_part, layout, texts_from_list=request.texts_from_list)
-    with ThreadPoolExecutor(_WRITER_THREADS, thread_name_prefix="disk") as disk:
-        writes = []
-        if buffer is None:
-            # `pop` frees a table as soon as it is written. The documents come last: they are as large as all tables.
-            writes += [disk.submit(write_part, name, flat.tables.pop(name)) for name in tuple(flat.tables)]
-        if versions:
-            writes.append(disk.submit(write_raw_part, versions, digests, run_id=run_id, seq=commit_seq))
-        written = [write.result() for write in writes]
-    if buffer is not None:
-        buffer.add(flat.tables, run_id=run_id, seq=commit_seq)
-        if buffer.is_full or request.flush:
-            written += buffer.write()
-    return WriteResult(
-        commit_seq=commit_seq,
+    written = []
+    if versions:
+        from_list = request.texts_from_list
+        written.append(
+            parts.write_raw_part(layout, versions, digests, run_id=run_id, seq=seq, texts_from_list=from_list)
+        )
+    result = WriteResult(
+        commit_seq=seq,
         parts=tuple(written),
         digests=digests,
         rejects=flat.rejects,
         drift=flat.drift,
         definitions=flat.definitions,
-        tenants=tenants,
-        rows_pending=buffer is not None and buffer.has_rows,
+        tenants=flat.tenants,
     )
+    return result, flat.tables
 
 
 class BatchWriter:
@@ -143,17 +136,17 @@ class BatchWriter:
         """Write one batch. Raises what `write_batch` raises, also from the subprocess."""
         self._files += len(request.versions)
         self.prestart(self._files)
-        if self._process is None:
-            return write_batch(self._layout, request)
+        if self._process is None:  # of so few files the publish makes the rows again
+            return write_batch(self._layout, request)[0]
         result = self._process.exchange(request)
         assert isinstance(result, WriteResult)  # noqa: S101 - the writer process sends nothing else
         return result
 
-    def flush(self) -> tuple[Part, ...]:
-        """Write the pending rows of all batches, and return their parts. Only the subprocess keeps rows."""
-        parts = () if self._process is None else self._process.exchange(FlushRequest())
-        assert isinstance(parts, tuple)  # noqa: S101 - the writer process sends nothing else
-        return parts
+    def finish(self, committed: int) -> AppliedCommits | None:
+        """Return the next catalog with the rows up to a commit; None if there is none."""
+        applied = None if self._process is None else self._process.exchange(FinishRequest(committed))
+        assert applied is None or isinstance(applied, AppliedCommits)  # noqa: S101 - the writer process sends nothing else
+        return applied
 
     def _ensure_process(self) -> WorkerProcess | None:
         """Return the subprocess, started if necessary; None if the system refuses one, then this process writes."""
@@ -167,19 +160,33 @@ class BatchWriter:
         return self._process
 
     def close(self) -> None:
-        """End the subprocess, if there is one. Rows that are still pending are lost."""
+        """End the subprocess, if there is one. Its next catalog is lost, if it is not finished."""
         process, self._process, self._files = self._process, None, 0
         if process is not None:
             process.close()
 
 
+class _Writer:
+    """The writer process: it applies the rows of a batch once it knows that the ledger has the commit."""
+
+    def __init__(self, layout: LakeLayout) -> None:
+        self._layout, self._next = layout, NextCatalog(layout)
+        self._last: tuple[WriteRequest, Mapping[str, pa.Table]] | None = None
+
+    def answer(self, request: WriteRequest | FinishRequest) -> object:
+        """Write a batch, or end the next catalog."""
+        if self._last is not None:
+            (last, tables), self._last = self._last, None
+            if last.commit_seq == request.committed and last.base is not None:
+                self._next.add(tables, seq=last.commit_seq, base=last.base)
+        if isinstance(request, FinishRequest):
+            return self._next.finish()
+        result, tables = write_batch(self._layout, request)
+        self._last = request, tables
+        return result
+
+
 def main(root: str) -> None:
     """Process write requests from stdin until it is closed."""
     load_casts()
-    layout = LakeLayout(Path(root))
-    buffer = RowBuffer(layout)
-
-    def answer(request: WriteRequest | FlushRequest) -> object:
-        return buffer.write() if isinstance(request, FlushRequest) else write_batch(layout, request, buffer)
-
-    serve(answer)
+    serve(_Writer(LakeLayout(Path(root))).answer)

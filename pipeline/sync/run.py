@@ -28,10 +28,10 @@ from pipeline.errors import (
     to_scanlake_error,
 )
 from pipeline.lake import retention
-from pipeline.lake.catalog.part_rows import read_documents
+from pipeline.lake.catalog.documents import read_documents
 from pipeline.lake.ledger.queries import RunRecord
 from pipeline.lake.rollback import check_not_paused
-from pipeline.lake.storage.parts import check_parts_exist
+from pipeline.lake.storage.parts import check_documents_exist
 from pipeline.output.formatting import pluralize
 from pipeline.output.logs import log
 from pipeline.sync.batch_sink import BatchSink
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pipeline.client.client import Client
     from pipeline.crawl.models import CommitBatch, Identity
     from pipeline.crawl.windows import Window
+    from pipeline.lake.catalog.catalog import AppliedCommits
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger.ledger import Ledger
     from pipeline.lake.ledger.queries import FileVersionRecord, SnapshotRecord
@@ -148,7 +149,7 @@ class RunSession:
     def _start(self, *, accept_new_base_url: bool) -> None:
         check_not_paused(self.ledger)
         try:
-            check_parts_exist(self.lake.layout, self.ledger.parts())  # a run on a damaged lake would certify lost rows
+            check_documents_exist(self.lake.layout, self.ledger.parts())  # a damaged lake would certify lost files
         except LakeCorruptedError as error:
             self.ledger.begin_run(replace(self.record, state="failed", ended_at=now_us(), error=error.message))
             raise
@@ -247,26 +248,15 @@ class RunSession:
             self.crawls.stats.rejects += len(written.rejects)
             counts, progress = self._count_so_far(), self.crawls.read_progress()
             await self.ledger_thread.call(self.sink.commit, batch, written, counts, progress)
-            if time.monotonic() - self._published <= PUBLISH_EVERY_SECONDS:
-                return
-            if written.rows_pending:
-                self.sink.is_flush_due = True
-            else:
+            if time.monotonic() - self._published > PUBLISH_EVERY_SECONDS:
                 await self.ledger_thread.call(self.publish, complete=False)
 
         identity = await self.ledger_thread.call(self.identity)
         await self._choose_texts_source(identity)
         options = replace(crawl_options(self.settings, identity), renews_links=renews_links)
-        try:
-            lookup = self.lookup_versions
-            await self.crawls.run(
-                windows, store, lookup, target=target, options=options, refetches=refetches, compares=compares
-            )
-        except BaseException:
-            with suppress(ScanlakeError):  # the rows can be rebuilt
-                await self.ledger_thread.call(self.sink.finish_rows)
-            raise
-        await self.ledger_thread.call(self.sink.finish_rows)
+        await self.crawls.run(
+            windows, store, self.lookup_versions, target=target, options=options, refetches=refetches, compares=compares
+        )
 
     async def prove_account(self, tenants: frozenset[int] = frozenset()) -> None:
         """Raise `SettingsError` before anything is stored, if tenants show another account; record new tenants."""
@@ -324,15 +314,16 @@ class RunSession:
     async def switch_key_to_instance(self) -> None:
         """Make the instance the key of a file, because several instances share an id. Everything is read again."""
         log.warning("identity.switched", hint="Several files share one id. Their file_id is the key from now on.")
+        await self.ledger_thread.call(self.sink.writer.close)  # its rows do not count any more
         await self.ledger_thread.call(self.ledger.switch_key_to_instance, self.run_id, now_us())
 
     # End of the run; all of it on the ledger's thread
 
     def finish(self, state: str, error: str | None = None) -> SnapshotRecord:
-        """Record the run's result, publish a snapshot, and delete expired snapshots and parts."""
+        """Record the run's result, publish a snapshot, and delete expired snapshots."""
         self.ledger.update_run(**asdict(self.update_record(state, error)))
         snapshot = self.publish(complete=state == "done")
-        retention.expire_snapshots(self.lake.layout, self.ledger, self.settings, now=time.time())
+        retention.expire_snapshots(self.lake.layout, self.ledger, self.settings)
         return snapshot
 
     def _record_failure(self, error: ScanlakeError) -> None:
@@ -355,11 +346,21 @@ class RunSession:
         """Publish what the ledger has, and return its snapshot; while all is read again, the one that readers keep."""
         snapshot = self.lake.find_complete_snapshot()
         if snapshot is None:
-            watermark = self.watermark_us()
-            snapshot = self.lake.publish(self.run_id, at=now_us(), complete=complete, watermark=watermark)
+            watermark, applied = self.watermark_us(), self._take_rows()
+            snapshot = self.lake.publish(
+                self.run_id, at=now_us(), complete=complete, watermark=watermark, applied=applied
+            )
             log.info("snapshot.published", snapshot=snapshot.snapshot, files=snapshot.files, complete=complete)
         self._published = time.monotonic()
         return snapshot
+
+    def _take_rows(self) -> AppliedCommits | None:
+        """Return the next catalog of the writer, which is only a cache: it may have ended, or the disk may be full."""
+        try:
+            return self.sink.finish_rows()
+        except ScanlakeError as error:
+            log.warning("next_catalog.lost", error=error.message, action="made again from the documents")
+            return None
 
     def _is_behind(self) -> bool:
         """Whether the catalog lacks a commit. A lake without commits needs no catalog yet."""

@@ -13,7 +13,7 @@ from pipeline.client.protocol import Detail
 from pipeline.crawl.details import detail_for_key
 from pipeline.crawl.models import CrawlOptions
 from pipeline.errors import SettingsError
-from pipeline.lake.catalog.part_rows import FileIdentity, read_identities
+from pipeline.lake.catalog.documents import FileIdentity, read_identities
 from pipeline.output.formatting import pluralize
 from schemas.file_query import MAX_LIMIT_WITH_INCLUDES, FileQuery
 from schemas.json_decode import decode_object

@@ -19,7 +19,7 @@ from pipeline.crawl.details import detail_for_key, max_deletions
 from pipeline.crawl.models import CrawlOptions, SharedFileIdError
 from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps
 from pipeline.errors import ProtocolError, ScanlakeError, SettingsError, TimeLimitReachedError
-from pipeline.lake.catalog.part_rows import read_documents
+from pipeline.lake.catalog.documents import read_documents
 from pipeline.lake.ledger.queries import VerificationRecord
 from pipeline.output.logs import log
 from pipeline.sync.crawl_runner import crawl_options

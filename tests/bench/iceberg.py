@@ -9,7 +9,6 @@ from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from msgspec.structs import replace
 from pyiceberg.catalog.sql import SqlCatalog
 
 from pipeline.lake.lake import Lake
@@ -50,8 +49,7 @@ def publish_changes(settings: Settings, files: int, changed: int, times: int) ->
             if number:
                 lake.commit(grown.new_commit(lake, grown.some(changed)))
             publish(lake)
-            at_once = replace(settings, retention_hours=0)
-            expire_snapshots(lake.layout, lake.ledger, at_once, now=time.time())
+            expire_snapshots(lake.layout, lake.ledger, settings)
             wall, cpu = time.perf_counter(), time.process_time()
             result = publish_iceberg_tables(lake, settings, at=time.time_ns() // 1_000)
             parts = settings.lake.glob(f"tables/*/{seq:012d}-*.parquet" if number else "tables/*/0*.parquet")

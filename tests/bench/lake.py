@@ -22,13 +22,11 @@ from pipeline.settings.settings import Settings
 from schemas.file_versions import FileVersion
 from schemas.tables import BY_NAME
 from tests.bench.serving import scanlake
-from tests.lake.lake_builder import write_parts
+from tests.lake.lake_builder import write_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
-
-    import pyarrow as pa
 
 UPLOADS: Final = 6
 FIELDS: Final = 3
@@ -41,14 +39,13 @@ _ROWS: Final = {
     "files": (
         "wanted",
         {
-            "id": "file_id",
+            "service_id": "file_id",
             "instance_file_id": "file_id",
             "scan_code": "'SC' || lpad(file_id::VARCHAR, 9, '0')",
             "closed": "hash(file_id) % 3 = 0",
             "created_at": f"make_timestamp({AT} - file_id * 30000000)",
             "updated_at": f"make_timestamp({AT} + $stamp)",
             "snap_count": f"{UPLOADS}",
-            "_has_detail": "true",
         },
     ),
     "uploads": (
@@ -119,26 +116,29 @@ class Grown:
         run_id = f"20261121T000000Z-{seq:06x}"
         self._db.execute("DELETE FROM wanted")
         self._db.execute("INSERT INTO wanted SELECT unnest($ids)", {"ids": sorted(ids)})
-        rows = {name: self._rows(name, run_id, seq) for name in _ROWS}
-        raw = b'{"id":%d,"stamp":%d,"said":"' + b"x" * 200 + b'"}'
         versions = [
-            FileVersion(key, (said := raw % (key, self.stamp)), said, AT + self.stamp, AT, "detail")
-            for key in sorted(ids)
+            FileVersion(key, (said := text.encode()), said, AT + self.stamp, AT, "detail")
+            for key, text in self._db.execute(self._documents_sql()).fetchall()
         ]
-        return write_parts(lake, Commit(seq, run_id, AT + self.stamp, versions=versions), rows)
+        return write_documents(lake, Commit(seq, run_id, AT + self.stamp, versions=versions))
 
-    def _rows(self, name: str, run_id: str, seq: int) -> pa.Table:
-        source, given = _ROWS[name]
-        marks = {
-            "file_id": "file_id",
-            "_run_id": f"'{run_id}'",
-            "_fetched_at": f"make_timestamp({AT})",
-            "_seq": f"{seq}",
-        }
-        schema = BY_NAME[name].arrow
-        columns = ", ".join(f'{(given | marks).get(column, "NULL")} AS "{column}"' for column in schema.names)
-        sql = f"SELECT {columns} FROM {source}".replace("$stamp", str(self.stamp))
-        return self._db.sql(sql).to_arrow_table().cast(schema)
+    def _documents_sql(self) -> str:
+        """Return the query for the documents of the wanted files, with their children."""
+        objects = {}
+        for name, (source, given) in _ROWS.items():
+            keys = {column.name: column.wire_key for column in BY_NAME[name].from_wire}
+            values = {keys.get(column, column): sql for column, sql in given.items() if column != "position"}
+            pairs = ", ".join(f"'{key}': {sql}" for key, sql in values.items())
+            objects[name] = source, f"{{{pairs}}}"
+        children = " ".join(
+            f"JOIN (SELECT file_id, list({pairs} ORDER BY n) AS {name} FROM {source} GROUP BY file_id) USING (file_id)"
+            for name, (source, pairs) in objects.items()
+            if name != "files"
+        )
+        _, own = objects["files"]
+        merged = f"struct_insert({own}, uploads := uploads, fields := fields)"
+        sql = f"SELECT file_id, to_json({merged})::VARCHAR FROM wanted {children} ORDER BY file_id"
+        return sql.replace("$stamp", str(self.stamp))
 
     def some(self, count: int) -> list[int]:
         """Ids drawn at random."""

@@ -44,7 +44,7 @@ def make_folder(folder: Path) -> Path:
         lake.publish("", at=AT, complete=True, watermark=AT)
         commit(lake, dict.fromkeys(range(9_000), 1), {"files": []})
         names = [{"file_id": n, "field_id": n, "name": REFERENCE, "value": REFERENCE, "position": 0} for n in range(3)]
-        commit(lake, {10_000: 1}, {"fields": names})
+        commit(lake, {0: 1, 1: 1, 2: 1, 10_000: 1}, {"fields": names})
         lake.publish("", at=AT, complete=True, watermark=AT)
     return folder
 

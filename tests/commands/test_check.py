@@ -83,7 +83,7 @@ async def test_each_fault_is_named(tmp_path: Path, canary: str) -> None:
     name = f"tables/uploads/{part.name}"
     codes = {subject: each["exit_code"] for subject, each in errors.items()}
     assert (codes["token"], codes[name]) == (3, 9)
-    assert errors[name]["repair"] == "rebuilt from documents/"
+    assert errors[name]["repair"] == "written again from the catalog"
     assert all(each["hint"] for each in errors.values())
     assert (answer.code, answer.json["exit_code"]) == (9, 9)
 

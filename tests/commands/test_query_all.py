@@ -32,7 +32,7 @@ async def test_every_table_has_the_rows_of_all_sources(tmp_path: Path) -> None:
         await synced(first, lakes["north"])
         await synced(second, lakes["south"])
         first.world.update(first.world.pick_random(10))
-        await synced(first, lakes["north"])  # now with superseded versions
+        await synced(first, lakes["north"])  # now with former versions
     (tmp_path / "secret").write_text("x")
     with open_all_catalogs(lakes, memory=1 << 30) as db:
         counted = "SELECT source, count(*), count(DISTINCT file_id) FROM files GROUP BY ALL ORDER BY ALL"

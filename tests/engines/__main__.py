@@ -1,6 +1,6 @@
 """`make test-engines`: every engine, in an environment of its own, answers as the lake's catalog does.
 
-The lake has deletions, a compaction, rollbacks and a purge, and its rows of superseded versions are struck out by
+The lake has deletions, a compaction, rollbacks and a purge, and its former rows are struck out by
 position deletes. It is published to S3 (moto, on loopback). An engine that cannot be installed or fails is a failure.
 An earlier DuckDB opens the catalog and the snapshot of a fresh lake instead, and reads every table and view.
 At last the tests of a rebuild on a Ray cluster run.

@@ -29,7 +29,7 @@ def _write_frames(name: str) -> bytes:
 _WRITERS: Final = {
     "baseline": lambda: _write("JPEG"),
     "progressive": lambda: _write("JPEG", progressive=True),
-    "with a thumbnail": lambda: _write("JPEG", exif=b"Exif\0\0" + _write("JPEG", (30, 20))),
+    "with a thumbnail": lambda: _write("JPEG", comment=_write("JPEG", (30, 20))),
     "PNG": lambda: _write("PNG"),
     "GIF": lambda: _write("GIF"),
     "moving GIF": lambda: _write_frames("GIF"),

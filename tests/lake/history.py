@@ -13,9 +13,8 @@ import duckdb
 
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
-from pipeline.settings.settings import Settings
 from schemas.tables import TABLES
-from tests.lake.operations import compact_all
+from tests.lake.operations import fold_all
 from tests.lake_copies import copy_lake
 from tests.sync.sync_harness import SEED, synced, verified
 
@@ -87,7 +86,7 @@ async def _live(folder: Path) -> list[Day]:
         emulator.world.delete(gone)
         await verified(emulator, lake, **_FEW)
         with Lake(lake, doing="compaction") as held:
-            compact_all(held, Settings(lake=lake))
+            fold_all(held)
         emulator.world.restore(gone[:1], stamp=True)
         emulator.world.update(emulator.world.pick_random(4))
         emulator.world.clock.advance(_SETTLE_SECONDS)

@@ -15,7 +15,7 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.ledger.queries import Commit
 from pipeline.lake.storage import parts
 from schemas.file_versions import FileVersion, Tombstone, version_digest
-from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, UPLOADS
+from schemas.tables import BY_NAME, RAW
 from schemas.timestamps import to_datetime
 
 if TYPE_CHECKING:
@@ -38,34 +38,32 @@ def _to_json(value: Any, sql_type: str) -> Any:
     return value
 
 
-def version(file_id: int, stamp: int, count: int, uploads: Sequence[Mapping[str, Any]] = ()) -> FileVersion:
-    """Return a version of a file with minimal documents, and the uploads of these rows."""
+def version(file_id: int, stamp: int, count: int, children: Mapping[str, Any] | None = None) -> FileVersion:
+    """Return a version of a file with minimal documents, and its children as the service sends them, by key."""
     values = {
         "id": file_id,
         "scan_code": f"ref {file_id}",
         "updated_at": to_datetime(AT + stamp).isoformat(),
         "snap_count": count,
         "closed": count > 1,
-        "uploads": [
-            {
-                column.wire_key: _to_json(row[column.name], column.kind.sql)
-                for column in UPLOADS.from_wire
-                if column.name in row
-            }
-            for row in uploads
-        ],
+        "uploads": [],
+        **(children or {}),
     }
     document = json.dumps(values).encode()
     return FileVersion(file_id, document, document, AT + stamp, AT + stamp, "detail")
 
 
-def rows(table: str, values: Iterable[Mapping[str, Any]], *, run_id: str, seq: int) -> pa.Table:
-    """Return rows of a table with the columns of the fetch; other missing columns are NULL, or 0."""
-    fetch = {"_run_id": run_id, "_fetched_at": AT, COMMIT_SEQ_COLUMN: seq}
-    names = BY_NAME[table].arrow.names
-    sure = {field.name: _SURE[field.type] for field in BY_NAME[table].arrow if not field.nullable}
-    complete = [{name: {**sure, **value, **fetch}.get(name) for name in names} for value in values]
-    return pa.Table.from_pylist(complete, schema=BY_NAME[table].arrow)
+def to_documents(table: str, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows as the service would send them; values under other names are sent as they are."""
+    keys = {column.name: (column.wire_key, column.kind.sql) for column in BY_NAME[table].from_wire}
+    return [
+        {
+            keys[name][0] if name in keys else name: _to_json(value, keys[name][1]) if name in keys else value
+            for name, value in row.items()
+            if name not in {"file_id", "position"}
+        }
+        for row in rows
+    ]
 
 
 def insert_reject(db: sqlite3.Connection, file_id: int | None, document: bytes, *, key: str = "x") -> None:
@@ -82,37 +80,42 @@ def commit(
     gone: Sequence[int] = (),
     stamp: int = 0,
 ) -> int:
-    """Commit files, given as {file_id: snap_count}, with rows of other tables by name. Return the commit's number.
+    """Commit files, given as {file_id: snap_count}, with rows of children by table. Return the commit's number.
 
-    Files and uploads are documents too, from which their rows are made; other rows are in parts alone.
-    A file with more than one upload is closed.
+    The rows come from documents, in the order of their positions. A row of `form_answers` belongs to the submission at
+    its `submit_position`; a run of a workflow has its definition and steps under the keys of the service. A file with
+    more than one upload is closed.
     """
     seq = lake.ledger.next_commit_seq()
     run_id = f"20261121T000000Z-{seq:06x}"
-    by_table = dict(children or {})
-    uploads: defaultdict[int, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in by_table.pop("uploads", ()):
-        uploads[row["file_id"]].append(row)
+    sent: defaultdict[int, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    for table, rows in (children or {}).items():
+        for row in sorted(rows, key=lambda row: row.get("position", 0)):
+            sent[row["file_id"]][table] += to_documents(table, [row])
+    for of_file in sent.values():
+        for answer in of_file.pop("form_answers", ()):
+            number, submits = answer.pop("submit_position", 0), of_file["form_submits"]
+            header = {"id": answer.pop("form_submit_id", None), "form_id": answer.pop("form_id", None)}
+            submits += [header] * (number == len(submits))
+            submits[number].setdefault("fields", []).append(answer)
     new = Commit(
         commit_seq=seq,
         run_id=run_id,
         at=AT + stamp,
-        versions=[version(key, stamp, count, uploads[key]) for key, count in files.items()],
+        versions=[version(key, stamp, count, sent.get(key)) for key, count in files.items()],
         tombstones=[Tombstone(key, AT + stamp, "the test says so") for key in gone],
-        definitions=sorted({row["_definition_hash"] for row in by_table.get("workflow_definitions", ())}),
     )
-    tables = flatten(new.versions, run_id=run_id, seq=seq).tables
-    tables |= {name: rows(name, values, run_id=run_id, seq=seq) for name, values in by_table.items() if values}
-    lake.commit(write_parts(lake, new, tables))
+    flat = flatten(new.versions, run_id=run_id, seq=seq, known_definitions=lake.ledger.definitions())
+    lake.commit(write_documents(lake, replace(new, definitions=sorted(flat.definitions))))
     return seq
 
 
-def write_parts(lake: Lake, new: Commit, tables: Mapping[str, pa.Table]) -> Commit:
-    """Write the rows and the documents of a commit, and return it with its parts."""
-    options: dict[str, Any] = {"run_id": new.run_id, "seq": new.commit_seq}
-    written = [parts.write_part(lake.layout, name, table, **options) for name, table in tables.items() if len(table)]
+def write_documents(lake: Lake, new: Commit) -> Commit:
+    """Write the documents of a commit, and return it with its part."""
     digests = [version_digest(each.list_item or b"") for each in new.versions]
+    written = [*new.parts]
     if new.versions:
+        options: dict[str, Any] = {"run_id": new.run_id, "seq": new.commit_seq}
         written.append(parts.write_raw_part(lake.layout, new.versions, digests, **options))
     return replace(new, parts=written, digests=digests)
 
@@ -135,14 +138,17 @@ def state(lake: Path) -> list[tuple[str, bytes]]:
 def facts(lake: Path) -> Any:
     """Commits, parts, files, snapshots and purges of the ledger."""
     with Lake(lake, doing="test") as held:
-        names = ("lake_property", "part", "retired_part", "file_version", "snapshot", "purge")
+        names = ("lake_property", "part", "file_version", "snapshot", "purge")
         return {name: [tuple(row) for row in held.ledger.query(f"SELECT * FROM {name}")] for name in names}
 
 
 def undeclared_parts(lake: Path) -> list[str]:
     """Return the parts, the empty ones included, whose columns or field ids are not the declared ones."""
     paths = sorted([*lake.glob("tables/*/*.parquet"), *lake.glob("documents/*.parquet")])
-    schemas = {path: (pq.read_schema(path), parts.part_schema(path.parent.name)) for path in paths}
+    schemas = {
+        path: (pq.read_schema(path), RAW if path.parent.name == "documents" else BY_NAME[path.parent.name].arrow)
+        for path in paths
+    }
     return [str(path) for path, (has, declared) in schemas.items() if not has.equals(declared, check_metadata=True)]
 
 

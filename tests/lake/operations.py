@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from io import BytesIO, StringIO, TextIOWrapper
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -12,13 +12,13 @@ import pytest
 
 from pipeline.cli.app import main
 from pipeline.lake import compaction
+from pipeline.lake.catalog import outputs
 from pipeline.lake.compaction import run_compaction
 from pipeline.lake.lake import Lake
 from tests.lake.lake_builder import AT
 from tests.processes import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pipeline.settings.settings import Settings
@@ -50,27 +50,18 @@ def told(lake: Path, *arguments: str, code: int = 0, **environment: str) -> str:
 
 
 def compact_all(lake: Lake, settings: Settings) -> bool:
-    """Compact an open lake and publish, although it is not due."""
-    with _everything_due(lake):
+    """Compact the documents of an open lake and publish, although it is not due."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compaction, "_MAX_SMALL_RAW_PARTS", 2)
+        patch.setattr(compaction, "_MAX_EXPIRED_RATIO", 0)
         return run_compaction(lake, settings)
 
 
-def merge_all(lake: Lake, number: int) -> None:
-    """Write all rows of an open lake into new parts, without a publish."""
-    with _everything_due(lake):
-        compaction.compact(lake.layout, lake.ledger, now=AT, name_suffix=f"{number:06x}")
-
-
-@contextmanager
-def _everything_due(lake: Lake) -> Iterator[None]:
-    """Let all part groups be compacted, and all documents that have expired go."""
-    groups = compaction.list_part_groups(lake.ledger)
+def fold_all(lake: Lake, *, at: int = AT) -> None:
+    """Write the outputs of each table as one, and publish."""
     with pytest.MonkeyPatch.context() as patch:
-        if len(groups) > 1 or any(group.superseded for group in groups):
-            patch.setattr(compaction, "MAX_SUPERSEDED_RATIO", -1)
-            patch.setattr(compaction, "MIN_SUPERSEDED", 0)
-        patch.setattr(compaction, "_MAX_EXPIRED_RATIO", 0)
-        yield
+        patch.setattr(outputs, "is_part_there", lambda *_: False)
+        lake.republish(at=at)
 
 
 def republish(lake: Path) -> None:

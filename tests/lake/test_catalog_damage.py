@@ -112,13 +112,12 @@ _DAMAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     "missing": (Path.unlink, "missing"),
     "changed rows": (
         _execute("UPDATE files SET snap_count = 7 WHERE file_id = 2"),
-        "files has other rows than the parts",
+        "files has other rows than were published",
     ),
     "older watermark": (_replace("second"), "shows an earlier publish than the last one"),
-    "lost part list": (_execute("DELETE FROM physical.parts"), "files has other rows than the parts"),
     "wrong update": (
         _as_published(_execute("UPDATE uploads SET id = 7 WHERE file_id = 2")),
-        "uploads has other rows than the parts",
+        "uploads has other rows than were published",
     ),
     "lost table": (
         _execute("DROP TABLE uploads CASCADE"),
@@ -141,7 +140,7 @@ def _repair(lake: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tu
 def _read(path: Path) -> dict[str, Counter[str]]:
     """Return rows that queries on a catalog find."""
     with duckdb.connect(str(path), read_only=True) as db:
-        names = ("files", "uploads", "deleted_files", "damage_by_month", "meta.snapshots", "physical.parts")
+        names = ("files", "uploads", "deleted_files", "damage_by_month", "meta.snapshots")
         return {name: Counter(map(repr, db.execute(f"FROM {name}").fetchall())) for name in names}
 
 
@@ -166,7 +165,7 @@ def _assert_found_and_repaired(
 def test_damage_is_found_and_repaired(
     lakes: Path, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A damaged catalog is one finding of `repair`, which builds it from the parts; the next run finds nothing."""
+    """A damaged catalog is one finding of `repair`, which builds it from the documents; the next run finds nothing."""
     lake = _copy(lakes / "lake", tmp_path)
     _assert_found_and_repaired(lake, *_DAMAGES[damage], capsys)
 

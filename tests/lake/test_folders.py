@@ -194,7 +194,7 @@ def _entries() -> st.SearchStrategy[dict[str, bytes | None]]:
     """Contents of a folder: names of ours and of others, as files with any bytes or as folders."""
     names = st.sampled_from(
         "LOCK ledger.sqlite ledger.sqlite-wal ledger.sqlite-shm catalog.duckdb catalog.duckdb.wal raw parts snapshots"
-        " spill lost+found run_stats.json .git thesis.txt scanlake.toml tables/files tables/files/empty.parquet"
+        " spill lost+found .git thesis.txt scanlake.toml tables/files tables/files/empty.parquet"
         " documents/000000000001-abcdef.parquet snapshots/000001.duckdb".split()
     )
     contents = st.none() | st.just(b"") | st.binary(max_size=40) | st.just(b"SQLite format 3\0" + bytes(84))
@@ -227,9 +227,8 @@ def test_what_is_left_of_a_first_run(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
     (tmp_path / "LOCK").write_text('{"operation": "sync", "pid": 1, "host": "h", "since": "2026-01-01T00:00:00Z"}')
     (tmp_path / "ledger.sqlite").touch()
-    (statistics := tmp_path / "run_stats.json").write_text('{"runs":{"1":1}}')  # of an earlier version
     make_lake(tmp_path)
-    assert (inspect_folder(LakeLayout(tmp_path)), statistics.exists()) == (FolderKind.LAKE, False)
+    assert inspect_folder(LakeLayout(tmp_path)) == FolderKind.LAKE
 
 
 @every("number", [0, 7])
@@ -339,7 +338,7 @@ def test_what_is_not_in_the_way_stays(lake: Path) -> None:
             "tables/files/.a.12-0a1b2c3d4e5f6071.tmp",
         ),
         *(".a.12-0a1b2c3d4e5f6071.tmp", "spill/publish/thesis", "spill/duckdb_temp_storage_DEFAULT-0.tmp"),
-        *(f"ledger.sqlite.{stamp}", f"ledger.sqlite.{stamp}-0a1b2c3d", "RESTORE_IN_PROGRESS", "run_stats.json"),
+        *(f"ledger.sqlite.{stamp}", f"ledger.sqlite.{stamp}-0a1b2c3d", "RESTORE_IN_PROGRESS"),
     ]
     for path in others:
         _put_stranger(lake, "text", path)

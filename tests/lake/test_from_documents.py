@@ -80,7 +80,7 @@ async def test_a_repair_that_stops(tmp_path: Path, history: History) -> None:
     lake = tmp_path / "lake"
     async with history.old.live_on(lake) as emulator:
         lose(lake, DERIVED)
-        with patch.object(repair, "_check", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        with patch.object(repair, "find_damage", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
             checked(lake)
         assert (await synced(emulator, lake, accept_new_base_url=True)).details_fetched == 0
     assert differing_rows(history.old.lake, lake) == []

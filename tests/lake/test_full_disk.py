@@ -82,7 +82,7 @@ async def test_a_disk_that_is_full(tmp_path: Path) -> None:
 
 
 async def test_too_few_files_may_be_open(tmp_path: Path) -> None:
-    """With 64 open files a sync gets by; with fewer, or for many parts, exit 7 names the limit; nothing is half."""
+    """With 64 open files a sync gets by, with 20 a rebuild of many parts; exit 7 names the limit; nothing is half."""
     lake = tmp_path / "lake"
     sync = ("sync", "--lake", str(lake))
     async with Emulator(20, seed=SEED) as emulator:
@@ -100,7 +100,7 @@ async def test_too_few_files_may_be_open(tmp_path: Path) -> None:
         question = ("query", "SELECT count(*), max(scan_code) FROM files", "--lake", str(lake))
         assert await short_of_files(12, *question, emulator=emulator) == ExitCode.OK, "a query opens few files"
         rebuild = ("rebuild", "--lake", str(lake))
-        assert await short_of_files(20, *rebuild, emulator=emulator) == ExitCode.STORAGE
+        assert await short_of_files(20, *rebuild, emulator=emulator) == ExitCode.OK, "it reads a part at a time"
     assert litter(lake) == []
 
 

@@ -9,17 +9,17 @@ import duckdb
 import pytest
 
 from pipeline.errors import LakeCorruptedError
-from pipeline.lake.catalog import history
-from pipeline.lake.catalog.history import FILE_EVENTS, FILE_VERSIONS, select_events_sql, type_documents_sql
+from pipeline.lake.catalog import current_rows, documents
+from pipeline.lake.catalog.history import FILE_EVENTS, FILE_VERSIONS, select_events_sql
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger.queries import Commit
 from pipeline.lake.storage.parts import RAW_TABLE
 from pipeline.settings.settings import Settings
 from schemas.file_versions import FileVersion
 from schemas.tables import FILES
-from schemas.value_types import BOOLEAN
+from schemas.timestamps import to_datetime
 from tests.lake.corruption import flip_column
-from tests.lake.lake_builder import AT, commit, rows, write_parts
+from tests.lake.lake_builder import AT, commit, write_documents
 from tests.lake.operations import compact_all
 from tests.lake.test_views import asked
 from tests.sync.sync_harness import opened
@@ -39,18 +39,17 @@ TYPED: Final = (
 def _commit_version(lake: Lake, stamp: int, item: dict[str, Any], detail: dict[str, Any] | None) -> None:
     """Commit a version of file 1 with the given documents, fetched `stamp` seconds after AT."""
     seq, at = lake.ledger.next_commit_seq(), AT + stamp * SECOND
-    documents = [None if each is None else json.dumps({"id": 1} | each).encode() for each in (item, detail)]
+    sent = {"id": 1, "updated_at": to_datetime(at - SECOND).isoformat()}
+    documents = [None if each is None else json.dumps(sent | each).encode() for each in (item, detail)]
     version = FileVersion(1, documents[0] or b"", documents[1], at - SECOND, at, "detail")
-    merged = item | (detail or {})
-    row = {"file_id": 1, "service_id": 1, "scan_code": merged.get("scan_code")}
-    row["closed"] = BOOLEAN.convert_or_none(merged.get("closed"))
-    made = {"files": rows("files", [row], run_id="r", seq=seq)}
-    lake.commit(write_parts(lake, Commit(seq, "r", at, versions=[version]), made))
+    lake.commit(write_documents(lake, Commit(seq, "r", at, versions=[version])))
 
 
 def test_events_are_between_two_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing, reopening and a new reference are events with the fetch before and after; other changes are none."""
-    monkeypatch.setattr(history, "_BATCH_BYTES", 1)  # documents in many batches give the same rows
+    monkeypatch.setattr(documents, "_DOCUMENTS_PER_BATCH", 1)
+    monkeypatch.setattr(current_rows, "_TASK_FILES", 1)  # documents in many tasks give the same rows
+    monkeypatch.setattr(current_rows, "run_beside", current_rows.run_here)
     with Lake(tmp_path / "lake", doing="test") as lake:
         _commit_version(lake, 10, {"scan_code": "A", "closed": 0}, {"scan_code": "A"})
         _commit_version(lake, 20, {"scan_code": "A", "closed": 1}, {"scan_code": "A", "closed": True})
@@ -95,6 +94,22 @@ def test_the_time_of_a_closing_is_known_or_null(tmp_path: Path) -> None:
         ("reopened", True, False, False, "A", None),
         ("closed", True, False, False, "A", 50),
     ]
+
+
+def type_documents_sql(documents: str) -> str:
+    """The query for typed versions from documents alone: the detail's value, also a null, else the list item's."""
+    inherited = {"id", "file_id", "updated_at"}
+    columns = [
+        f"TRY_CAST(coalesce(detail -> '$.{column.wire_key}', item -> '$.{column.wire_key}') ->> '$' AS"
+        f" {column.kind.sql}) AS {column.name}"
+        for column in FILES.from_wire
+        if column.wire_key not in inherited
+    ]
+    return (
+        "SELECT file_id, _seq AS commit_seq, _fetched_at AS fetched_at, _run_id AS run_id, updated_at,"
+        f" {', '.join(columns)} FROM (SELECT *, decode(detail_sent)::JSON AS detail, decode(list_item)::JSON AS item"
+        f" FROM (SELECT * RENAME (detail AS detail_sent) FROM {documents})) WHERE kind = 'fetched'"
+    )
 
 
 def list_documents(lake: Lake) -> list[Path]:

@@ -7,22 +7,23 @@ import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from structlog.testing import capture_logs
 
-from pipeline.lake import compaction, repair
+from pipeline.lake import compaction
 from pipeline.lake.compaction import compact_if_due
+from pipeline.lake.document_damage import find_damage
 from pipeline.lake.lake import Lake
-from pipeline.lake.rebuild import RebuildResult, rebuild
+from pipeline.lake.storage.layout import LakeLayout
 from pipeline.output.findings import Severity
 from pipeline.settings.settings import Settings
 from tests.findings import lines_of
 from tests.lake.corruption import checked, flip, parts
 from tests.lake.history import differing_rows
 from tests.lake.lake_builder import AT, commit
-from tests.lake.operations import compact_all, told
+from tests.lake.operations import compact_all, fold_all, told
 from tests.lake_copies import copy_lake
 from tests.oracle import differences
 from tests.soaking import draw_seed
@@ -78,35 +79,32 @@ def test_damage_of_any_part_is_found_and_mended(history: History, tmp_path: Path
     assert problems[names[1]].startswith("truncated: ")
     assert problems[names[2]].startswith(("not what was written", "truncated: "))
     repaired = {each.subject: each.repair for each in found.damage}
-    assert {repaired.pop(name) for name in names} == {"rebuilt from documents/"}
+    assert {repaired.pop(name) for name in names} == {"written again from the catalog"}
     assert {name.split("/")[0] for name in repaired} <= {"snapshots"}, repaired
-    assert any("(uploads, commit" in each.problem and each.file_ids for each in found.damage)
+    assert any("(uploads, commit" in each.problem for each in found.damage)
     assert differing_rows(history.old.lake, lake) == []
     assert checked(lake, read_data=True, mend=False).damage == []
 
 
-def test_a_damaged_base_part_is_folded_again(history: History, lake: Path) -> None:
-    """A damaged part that many commits were folded into leads to new parts with the versions of now."""
-    old = {path.name for path in parts(lake) if path.parent.name == "uploads"}
-    compact(lake)
+def test_a_damaged_output_of_many_commits_is_written_again(history: History, lake: Path) -> None:
+    """A damaged output that others were folded into leads to one with the versions of now; nothing reads old ones."""
+    old = min(path for path in parts(lake) if path.parent.name == "uploads")
     with Lake(lake, doing="test") as held:
+        fold_all(held)
         bases = {part.table_name: part.name for part in held.ledger.parts()}
     damaged = {bases[name] for name in ("uploads", "workflow_definitions")}
     for name in damaged:
         flip(lake / name)
-    assert {each.subject for each in checked(lake).damage} >= damaged
+    assert {each.subject for each in checked(lake).damage} == damaged
     assert differing_rows(history.today.lake, lake) == []
     snapshots = set((lake / "snapshots").iterdir())
-    flip(lake / "tables" / "uploads" / min(old))
-    assert checked(lake, read_data=True).damage == [], "nothing reads a retired part"
+    assert checked(lake, read_data=True).damage == []
+    assert not old.exists(), "others have replaced it"
     assert set((lake / "snapshots").iterdir()) == snapshots
-    assert differing_rows(history.today.lake, lake) == []
 
 
-async def test_damaged_documents_are_fetched_again_just_those(
-    tmp_path: Path, history: History, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Files whose documents are damaged stay and are rejects; without rows too they leave; a sync fetches just them."""
+async def test_damaged_documents_are_fetched_again_just_those(tmp_path: Path, history: History) -> None:
+    """Files whose documents are damaged stay, as rejects; without a catalog they leave; a sync fetches just them."""
     lake = tmp_path / "lake"
     async with history.today.live_on(lake) as emulator:
         raw, other = sorted((lake / "documents").glob("*.parquet"))[:2]
@@ -115,7 +113,7 @@ async def test_damaged_documents_are_fetched_again_just_those(
         (damage,) = found.damage
         assert damage.subject == f"documents/{other.name}"
         assert 0 < len(found.files_to_fetch) == damage.files <= 15
-        assert {table for table, _ in differing_rows(history.today.lake, lake)} == {"main.file_events"}
+        assert differing_rows(history.today.lake, lake) == []
         with opened(lake) as db:
             named = db.execute("SELECT file_id FROM meta.rejects ORDER BY ALL").fetchall()
             assert named == [(file_id,) for file_id in found.files_to_fetch]
@@ -124,17 +122,9 @@ async def test_damaged_documents_are_fetched_again_just_those(
             assert db.execute("FROM meta.rejects").fetchall() == []
 
         raw.unlink()
-        for name in ("files", "fields"):
-            flip(lake / "tables" / name / raw.name)
-        before_rebuild = set[int]()
-
-        def record(held: Lake, **options: Any) -> RebuildResult:
-            before_rebuild.update(held.ledger.superseded_columns()[0])
-            return rebuild(held, **options)
-
-        monkeypatch.setattr(repair, "rebuild", record)
+        flip(lake / "catalog.duckdb", 0.3)
         lost = set(checked(lake).files_to_fetch)
-        assert set() < lost <= before_rebuild, "a repair that is killed here leaves rows that no later version replaces"
+        assert lost
         kept = [true for true in emulator.truth() if true["key"] not in lost]
         with opened(lake) as db:
             for table in ("files", "uploads", "fields", "locations"):
@@ -192,14 +182,15 @@ def test_the_newest_snapshot_is_published_again(lake: Path) -> None:
 
 
 def test_the_ledger_alone_is_wrong(history: History, lake: Path) -> None:
-    """A wrong hash or count in the ledger is damage; rows are made again, documents stay as the catalog has them."""
+    """A wrong hash or count in the ledger is damage; an output is written again, documents stay as they are."""
     uploads = "WHERE table_name = 'uploads' AND first_commit_seq = 1"
     documents = {path.name: path.read_bytes() for path in (lake / "documents").glob("*.parquet")}
     change_ledger(lake, "sha256 = substr(sha256, 2) || '-' WHERE table_name = 'documents'")
     change_ledger(lake, "row_count = row_count + 1 WHERE table_name = 'documents'")
-    found = checked(lake)
-    assert found.files_to_fetch == []
-    assert {(each.subject, each.repair) for each in found.damage} == {("ledger.sqlite", "corrected from the catalog")}
+    for mend in (False, True):
+        found = checked(lake, mend=mend)
+        assert found.files_to_fetch == []
+        assert {(each.subject, each.repair) for each in found.damage} == {("ledger.sqlite", "corrected from the file")}
     assert {path.name: path.read_bytes() for path in (lake / "documents").glob("*.parquet")} == documents
     change_ledger(lake, f"row_count = row_count + 1 {uploads}")
     (damage,) = checked(lake, mend=False).damage
@@ -207,34 +198,59 @@ def test_the_ledger_alone_is_wrong(history: History, lake: Path) -> None:
     change_ledger(lake, f"sha256 = '' {uploads}")
     (damage, *others) = checked(lake, read_data=True).damage
     assert "sha256 differs" in damage.problem
-    assert (damage.subject.startswith("tables/uploads/"), damage.repair) == (True, "rebuilt from documents/")
+    assert (damage.subject.startswith("tables/uploads/"), damage.repair) == (True, "written again from the catalog")
     assert {each.subject.split("/")[0] for each in others} <= {"snapshots"}
     assert checked(lake, read_data=True, mend=False).damage == []
     assert differing_rows(history.today.lake, lake) == []
 
 
+def test_no_flipped_bit_is_taken_for_a_wrong_entry(lake: Path) -> None:
+    """Wherever a bit of documents is flipped, also where no checksum is, they are damaged, and not corrected."""
+    layout, path = LakeLayout(lake), min((lake / "documents").glob("0*.parquet"))
+    rng, content = random.Random(draw_seed(__name__)), path.read_bytes()
+    with Lake(lake, doing="test") as held:
+        path.chmod(0o600)
+        for place in [
+            None,
+            *rng.sample(range(len(content)), 60),
+            *rng.sample(range(len(content) - 2_500, len(content)), 60),
+        ]:
+            changed = bytearray(content)
+            if place is not None:
+                changed[place] ^= 1 << rng.randrange(8)
+            path.write_bytes(changed)
+            damaged = find_damage(layout, held.ledger)
+            assert [item.is_whole for item in damaged] == [False] * (place is not None), place
+
+
 def test_compaction_names_a_damaged_part(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compaction that cannot read a part names it in the log of the sync, whose rows are published all the same."""
     monkeypatch.setattr(compaction, "_MAX_SMALL_RAW_PARTS", 2)
-    monkeypatch.setattr(compaction, "MAX_SUPERSEDED_RATIO", -1)
-    monkeypatch.setattr(compaction, "MIN_SUPERSEDED", 0)
-    cases = [(folder, damage) for folder in ("documents", "tables/uploads") for damage in (flip, Path.unlink)]
-    for number, (folder, damage) in enumerate(cases):
+    for number, damage in enumerate((flip, Path.unlink)):
         lake = copy_lake(history.today.lake, tmp_path / f"{number}")
-        damaged = min((lake / folder).glob("0*.parquet"))
+        damaged = min((lake / "documents").glob("0*.parquet"))
         damage(damaged)
         with Lake(lake, doing="test") as held, capture_logs() as events:
             compact_if_due(held, Settings(lake=lake))
         assert [event["event"] for event in events] == ["compaction.failed"]
-        assert f"{folder}/{damaged.name}" in events[0]["error"]
+        assert f"documents/{damaged.name}" in events[0]["error"]
         assert "Run `scanlake check`" in events[0]["hint"]
 
 
-def test_a_rollback_brings_no_damaged_part_back(history: History, lake: Path) -> None:
-    """A snapshot with documents that a check has left out cannot be restored; the lake stays as it is."""
-    number = int(max((lake / "snapshots").glob("*.duckdb")).stem)
+def test_a_rollback_needs_no_documents(lake: Path) -> None:
+    """A snapshot whose documents a repair has left out is shown again as it was; the files are fetched after that."""
+    number = int(min((lake / "snapshots").glob("*.duckdb")).stem)
+    before = copy_lake(lake, lake.with_name("before"))
     flip(min((lake / "documents").glob("0*.parquet")))
     assert checked(lake).damage
-    message = told(lake, "rollback", str(number), "--yes", code=2)
-    assert f"Snapshot {number} cannot be restored: the lake has documents of" in message
-    assert {table for table, _ in differing_rows(history.today.lake, lake)} == {"main.file_events"}
+    told(lake, "rollback", str(number), "--yes")
+    with opened(lake) as db:
+        db.execute(f"ATTACH '{before}/snapshots/{number:06d}.duckdb' AS former (READ_ONLY)")
+        for here, there in (("files", "former.files"), ("former.uploads", "uploads")):
+            assert (
+                db.execute(
+                    f"SELECT * EXCLUDE (_seq) FROM {here} EXCEPT SELECT * EXCLUDE (_seq) FROM {there}"
+                ).fetchall()
+                == []
+            )
+    assert checked(lake, mend=False).damage == []

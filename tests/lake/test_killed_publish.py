@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import random
+import re
 import shutil
 import signal
 from collections import Counter
@@ -35,11 +36,12 @@ _NAMES: Final = (
     "deleted_files",
     "meta.snapshots",
     "meta._freshness",
-    "physical.superseded_versions",
 )
 
 
 _REPEATED: Final = "SELECT count(*) - count(DISTINCT (file_id, commit_seq)) FROM file_versions"
+_RANDOM: Final = re.compile("-[0-9a-f]{6}-")
+"""What the names of two runs differ in."""
 _STATEMENTS: Final = frozenset({"COMMIT", "DETACH lake"})
 
 
@@ -56,7 +58,7 @@ def publish_watermark(lake: Lake) -> None:
 
 
 def publish_rebuilt(lake: Lake) -> None:
-    """Build the catalog from the parts."""
+    """Build the catalog from the documents."""
     lake.republish(at=AT + 2, rebuild=True)
 
 
@@ -127,7 +129,7 @@ def counted(steps: Steps) -> Iterator[None]:
         raise OSError
 
     def rename(path: Path, target: Path) -> Path:
-        steps.reach(f"before rename to {target.name}")
+        steps.reach(f"before rename to {_RANDOM.sub('-', target.name)}")
         return real_rename(path, target)
 
     @contextmanager

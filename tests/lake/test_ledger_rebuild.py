@@ -22,7 +22,7 @@ from tests.lake import lake_builder
 from tests.lake.corruption import checked
 from tests.lake.history import differing_rows
 from tests.lake.lake_builder import AT, commit
-from tests.lake.operations import compact_all, merge_all, told
+from tests.lake.operations import compact_all, told
 from tests.lake_copies import copy_lake
 from tests.rows import every
 from tests.sync.sync_harness import asked, check_equal, opened, synced, tampered, verified
@@ -177,13 +177,12 @@ def test_documents_that_a_merge_has_replaced_are_retired(tmp_path: Path) -> None
     forget_snapshots_after(lake, None)
     with Lake(lake, doing="repair", check_before_open=True) as held:
         repair_files(held, read_data=True)
-        retired = {name for name in held.ledger.retired_parts() if name.startswith("documents/")}
-        assert len(retired) == 25
+        assert len([part for part in held.ledger.parts() if part.table_name == "documents"]) == 1
     with opened(lake) as db:
         files = dict(db.execute("SELECT file_id, snap_count FROM files").fetchall())
         assert files == {1: 24} | {10 + number: 0 for number in range(25)}
     assert checked(lake, read_data=True, mend=False).damage == []
-    assert {path.name for path in lake.glob("documents/*")} == raw
+    assert len({path.name for path in lake.glob("documents/*")} & raw) == 1, "what repeats others is left lying"
 
 
 def test_documents_that_a_merge_has_put_around_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,16 +193,15 @@ def test_documents_that_a_merge_has_put_around_others(tmp_path: Path, monkeypatc
         for number in range(22):
             commit(held, dict.fromkeys(range(1_000 * number, 1_000 * number + (200 if number == 10 else 1)), number))
         held.publish("", at=AT, complete=True, watermark=AT)
-        merge_all(held, 1)
+        compact_all(held, Settings(lake=lake))
         spans = {part.span for part in held.ledger.parts() if part.table_name == "documents"}
         assert spans == {(1, 22), (11, 11)}
-        for name in held.ledger.retired_parts():
-            held.layout.part_path(name).unlink()
+    with Lake(lake, doing="test"):  # which deletes what was merged
+        pass
     forget_snapshots_after(lake, None)
     checked(lake)
     assert checked(lake, read_data=True, mend=False).damage == []
     assert asked(lake, "SELECT count(*) FROM file_version") == [(221,)]
-    assert {row[0] for row in asked(lake, "SELECT last_commit_seq FROM part WHERE table_name = 'files'")} == {22}
 
 
 def test_documents_of_another_format_make_no_ledger(lake: Path) -> None:

@@ -150,8 +150,7 @@ def named_in(folder: Path) -> Callable[[bytes, bool], list[tuple[str, int]]]:
         if is_ledger:
             with closing(sqlite3.connect(path)) as ledger:
                 return ledger.execute("SELECT name, bytes FROM part").fetchall()
-        with duckdb.connect(str(path), read_only=True) as db:
-            return db.execute("SELECT name, bytes FROM physical.parts").fetchall()
+        return []  # a catalog names none
 
     return named
 

@@ -17,6 +17,7 @@ from pipeline.errors import SettingsError, StorageError
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import ledger
 from pipeline.lake.ledger.images import ImageRecord, ImageState, iter_images, write_images
+from pipeline.lake.ledger.ledger import require_publish
 from pipeline.lake.ledger.queries import RunRecord
 from pipeline.lake.ledger.request_log import ReportBatch, ReportJob, ReportJobFile, RequestLog
 from pipeline.lake.purge import id_columns, purge
@@ -118,8 +119,8 @@ def test_a_ledger_that_another_process_reads_is_not_called_erased(lake: Path, mo
 
 def test_parts_of_one_rebuild_keep_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files in several parts that a rebuild has written under one commit are purged together."""
-    for name in ("_TASK_FILES", "_FILES_PER_PART"):
-        monkeypatch.setattr(f"pipeline.lake.rebuild.{name}", 1)
+    for name in ("ROW_GROUP_ROWS", "MAX_PART_ROWS"):
+        monkeypatch.setattr(f"pipeline.lake.storage.parts.{name}", 1)
     lake = tmp_path / "lake"
     with Lake(lake, doing="test") as held:
         commit(held, {1: 1, 2: 1})
@@ -348,9 +349,10 @@ def test_a_purge_of_what_stands_in_one_place_alone(lake: Path) -> None:
         held.publish("", at=AT, complete=True, watermark=AT)
         (*_, part) = [part for part in held.ledger.parts() if part.table_name == "files"]
         gone = [each for each in held.ledger.parts() if each.first_commit_seq == part.first_commit_seq]
-        held.ledger.replace_parts(gone, [], superseded_span=(0, -1), at=AT)  # every version is folded away
+        held.ledger.replace_parts(gone, [])  # every version is folded away
         with held.ledger.transaction() as db:
             db.execute("DELETE FROM file_version WHERE file_id = 79")
+            require_publish(db)  # the former snapshot keeps it
             insert_reject(db, 78, b"\x00")
             names = ["run_id", "verified_at", "mode", "consistent", "ids"]
             columns = db.execute("PRAGMA table_info(verification)").fetchall()

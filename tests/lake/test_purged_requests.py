@@ -24,7 +24,7 @@ from pipeline.reports.models import JobOptions
 from schemas.timestamps import DAY, now_us
 from tests.lake import lake_builder
 from tests.lake.lake_builder import AT, commit
-from tests.lake.operations import merge_all, told
+from tests.lake.operations import told
 from tests.lake.test_purge import everything, purged
 from tests.sync.sync_harness import asked
 
@@ -60,7 +60,7 @@ def test_the_request_log_forgets_it(lake: Path, monkeypatch: pytest.MonkeyPatch)
             order = log.record_order("job", batch, AT, confirmed)
             pdf, url = f"{batch.group_name}.pdf", f"http://x/{batch.group_name}"
             orders.append(log.update("job", order, state=OrderState.SAVED, pdf=pdf, url=url))
-        log.exclude_files("job", 1, {1: "not in its PDF"}, AT, replace(orders[0], state=OrderState.SUPERSEDED))
+        log.exclude_files("job", 1, {1: "not in its PDF"}, AT, replace(orders[0], state=OrderState.REPLACED))
     before = re.findall(r"ref \d+", everything(lake))
     purged(lake, 1)
     after = re.findall(r"ref \d+", everything(lake))
@@ -77,7 +77,7 @@ def test_the_request_log_forgets_it(lake: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_shares_of_a_former_reference_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reference that only the documents of a superseded version have leads to no share any more."""
+    """A reference that only the documents of a former version have leads to no share any more."""
     lake, make_version = tmp_path / "lake", lake_builder.version
 
     def make_former(*values: Any) -> FileVersion:
@@ -91,7 +91,7 @@ def test_shares_of_a_former_reference_are_forgotten(tmp_path: Path, monkeypatch:
         monkeypatch.undo()
         commit(held, {1: 0})
         held.publish("", at=AT, complete=True, watermark=AT)
-        merge_all(held, 1)
+        held.republish(at=AT, rebuild=True)
         with held.ledger.transaction() as db:
             for reference in ("f0rmer", "ref 2"):
                 db.execute(

@@ -78,14 +78,12 @@ def test_errors_from_before_it_go(lake: Path) -> None:
             " VALUES ('x', 'r', 'failed', 1, 0, ?)",
             quoting[:1],
         )
-    (lake / "run_stats.json").write_bytes(b'{"runs":{"1":3},"reason":"GET /files: ref 11"}')  # of an earlier version
     purged(lake, 11)
     with opened(lake) as db:
         errors = [error for (error,) in db.execute("SELECT error FROM meta.runs ORDER BY run_id").fetchall()]
         assert db.execute("SELECT error FROM meta.shares").fetchall() == [("(purged)",)]
     assert errors == ["(purged)"] * 3 + [None]
     assert re.findall(r"ref(?: |%20)11\b|jane", everything(lake)) == []
-    assert not (lake / "run_stats.json").exists()
 
 
 def test_unknown_keys_are_forgotten(lake: Path) -> None:

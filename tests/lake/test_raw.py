@@ -59,9 +59,7 @@ def lake(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy_lake(make_once(tmp_path_factory, "raw", lambda folder: _grow(folder / "lake")), tmp_path / "lake")
 
 
-@pytest.mark.parametrize(
-    ("keep", "small"), sample([(1, 0), (3, 0), (None, 0), (1, _LARGE), (None, _LARGE), (3, _LARGE)], 3)
-)
+@pytest.mark.parametrize(("keep", "small"), sample([(1, 0), (3, 0), (1, _LARGE), (None, _LARGE), (3, _LARGE)], 3))
 def test_the_newest_versions_stay(lake: Path, monkeypatch: pytest.MonkeyPatch, keep: int | None, small: int) -> None:
     """keep_raw_versions leaves the newest versions of each file, and the current one; a rebuild gives all rows."""
     monkeypatch.setattr(compaction, "SMALL_RAW_PART_BYTES", small)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
@@ -12,13 +12,14 @@ from pipeline.emulator import Emulator
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger.queries import RunRecord
+from pipeline.lake.repair import repair_files
 from pipeline.lake.rollback import clear_pause, plan_rollback, roll_back
 from pipeline.settings.settings import Settings
 from pipeline.sync.sync import TimeRange
 from pipeline.sync.verify import is_due
 from tests import oracle
 from tests.lake import lake_builder
-from tests.lake.corruption import checked
+from tests.lake.corruption import checked, flip
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import commit
 from tests.lake.operations import Terminal, called, compact_all, told
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
 
 FULL = TimeRange(full=True)
 AT = 1_795_000_000_000_000
-SHOWN = "SELECT (SELECT list(f ORDER BY f.file_id) FROM files f), (SELECT list(u ORDER BY u) FROM uploads u)"
+SHOWN = (
+    "SELECT (SELECT list(f ORDER BY f.file_id) FROM (SELECT * EXCLUDE (_seq) FROM files) f),"
+    " (SELECT list(u ORDER BY u) FROM (SELECT * EXCLUDE (_seq) FROM uploads) u)"
+)
 
 
 def rolled_back(lake: Path, number: int) -> SnapshotRecord:
@@ -43,6 +47,12 @@ def rolled_back(lake: Path, number: int) -> SnapshotRecord:
     with Lake(lake, doing="rollback") as held:
         run_id = f"r-{held.ledger.next_snapshot():06x}"
         return roll_back(held, plan_rollback(held, number), run=RunRecord(run_id, "rollback", "0", AT, state="done"))
+
+
+def asked(lake: Path, sql: str) -> list[Any]:
+    """Rows of a query of the catalog."""
+    with opened(lake) as db:
+        return db.execute(sql).fetchall()
 
 
 def undo_rollback(lake: Path) -> None:
@@ -148,25 +158,38 @@ async def test_definitions_go_back_too(tmp_path: Path) -> None:
             assert oracle.differences(db, emulator.truth()) == []
 
 
-def test_a_snapshot_whose_documents_are_gone(tmp_path: Path) -> None:
-    """A snapshot can be restored while the lake has its documents, kept or not; otherwise nothing changes."""
+def test_a_snapshot_is_published_again_while_it_is_kept(tmp_path: Path) -> None:
+    """A kept snapshot can be published again, also without its documents; one that is not kept changes nothing.
+
+    While the lake is rolled back, publishes of records show no later row, also from a damaged catalog.
+    """
     lake = tmp_path / "lake"
     with Lake(lake, doing="test") as made:
         for at, files in enumerate((dict.fromkeys(range(1, 7), 0), {1: 1, 2: 1})):
             commit(made, files, stamp=at)
             made.publish("", at=AT + at, complete=True, watermark=AT)
+        assert compact_all(made, Settings(lake=lake, keep_raw_versions=1))
     with pytest.raises(SettingsError, match="There is no snapshot 77"):
         rolled_back(lake, 77)
-    (lake / "snapshots" / "000001.duckdb").unlink()
-    assert rolled_back(lake, 1).snapshot == 3
-    rolled_back(lake, 2)
+    counts = "SELECT list(snap_count ORDER BY file_id) FROM files"
+    assert (rolled_back(lake, 1).snapshot, asked(lake, counts)) == (3, [([0] * 6,)])
+    for damage in (lambda: None, (lake / "catalog.duckdb").unlink, lambda: flip(lake / "catalog.duckdb", 0.3)):
+        damage()
+        with Lake(lake, doing="repair", check_before_open=True) as held:
+            repair_files(held)
+            assert held.republish(at=AT + 5).snapshot == 3
+            assert not held.needs_publish
+        assert asked(lake, f"{counts} UNION ALL SELECT [files] FROM meta.freshness") == [([0] * 6,), ([6],)]
+        assert checked(lake, mend=False).damage == []
+    assert told(lake, "purge", "6", "--yes")
+    assert asked(lake, counts) == [([0] * 5,)]
     undo_rollback(lake)
-    with Lake(lake, doing="compaction") as held:
-        assert compact_all(held, Settings(lake=lake, keep_raw_versions=1))
-    with pytest.raises(SettingsError, match=r"1 cannot be restored: .* documents of 4 of its 6 files"):
+    with Lake(lake, doing="test") as held:
+        held.republish(at=AT + 9)
+    assert asked(lake, counts) == [([1, 1, 0, 0, 0],)]
+    with pytest.raises(SettingsError, match="Snapshot 1 is not kept"):
         rolled_back(lake, 1)
-    with opened(lake) as db:
-        assert db.execute("SELECT list(snap_count ORDER BY file_id) FROM files").fetchall() == [([1, 1, 0, 0, 0, 0],)]
+    assert checked(lake, read_data=True, mend=False).damage == []
 
 
 def test_a_rollback_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,38 +246,38 @@ def test_a_killed_rollback_is_done_or_not(tmp_path: Path) -> None:
 
 
 def test_versions_under_another_key_stay_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot from before the instance became the key is refused; a later one has no file of the former key."""
+    """A snapshot from before the instance became the key shows its files; after the undo there is none of them."""
     make = lake_builder.version
     new = {1: 101, 2: 102}
     monkeypatch.setattr(
         lake_builder, "version", lambda key, *rest: make(key, *rest)._replace(instance=new.get(key, key))
     )
+    files = "SELECT file_id, snap_count FROM files ORDER BY 1"
     with Lake(tmp_path / "lake", doing="test") as lake:
-        for number, files in ((1, {1: 1, 2: 1}), (2, {101: 1, 102: 1}), (3, {102: 2, 103: 1})):
+        for number, counts in ((1, {1: 1, 2: 1}), (2, {101: 1, 102: 1}), (3, {102: 2, 103: 1})):
             if number == 2:
                 lake.ledger.switch_key_to_instance("run", AT + number)
-            commit(lake, files)
+            commit(lake, counts)
             lake.publish("", at=AT + number, complete=True, watermark=AT)
-        with pytest.raises(SettingsError, match="documents of 0 of its 2 files"):
-            plan_rollback(lake, 1)
         plan = plan_rollback(lake, 2)
         assert (plan.disappearing, plan.changing, plan.returning) == (1, 1, 0)
-        roll_back(lake, plan, run=RunRecord("r-000001", "rollback", "0", AT, state="done"))
-    with opened(tmp_path / "lake") as db:
-        assert db.execute("SELECT file_id, snap_count FROM files ORDER BY 1").fetchall() == [(101, 1), (102, 1)]
+        for number, shown in ((1, [(1, 1), (2, 1)]), (2, [(101, 1), (102, 1)])):
+            plan = plan_rollback(lake, number)
+            roll_back(lake, plan, run=RunRecord(f"r-00000{number}", "rollback", "0", AT, state="done"))
+            assert asked(tmp_path / "lake", files) == shown
+            clear_pause(lake.ledger)
+            lake.republish(at=AT + 9)
+            assert asked(tmp_path / "lake", files) == [(101, 1), (102, 2), (103, 1)]
 
 
-def test_damaged_documents_are_not_copied(tmp_path: Path) -> None:
-    """A rollback copies no document of a damaged part, to which the copy would give a right hash: nothing changes."""
+def test_a_damaged_snapshot_is_not_published_again(tmp_path: Path) -> None:
+    """A rollback reads the snapshot whole before anything changes: damage is named, and the lake stays as it is."""
     with Lake(tmp_path, doing="test") as lake:
         for count in (1, 2):
-            commit(lake, {1: count})
+            commit(lake, dict.fromkeys(range(1, 2_000), count))
             lake.publish("", at=AT + count, complete=True, watermark=AT)
-        first = min((tmp_path / "documents").iterdir())
-        first.chmod(0o600)
-        first.write_bytes(first.read_bytes().replace(b"parquet-cpp", b"parquet-cpq"))  # DuckDB reads it all the same
-        with pytest.raises(LakeCorruptedError, match="has changed since it was written"):
-            roll_back(lake, plan_rollback(lake, 1), run=RunRecord("r-000001", "rollback", "0", AT, state="done"))
+        flip(lake.layout.snapshot_path(1), 0.3)
+        with pytest.raises(LakeCorruptedError, match=r"snapshots/000001.duckdb: "):
+            plan_rollback(lake, 1)
         assert lake.ledger.properties.rollback_pause is None
-    with opened(tmp_path) as db:
-        assert db.execute("SELECT snap_count FROM files").fetchall() == [(2,)]
+    assert asked(tmp_path, "SELECT DISTINCT snap_count FROM files") == [(2,)]

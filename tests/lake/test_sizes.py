@@ -11,6 +11,8 @@ from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger.sizes import CONTENTS, LakeSize, read_size
 from pipeline.lake.rebuild import rebuild
+from pipeline.lake.retention import expire_snapshots
+from pipeline.settings.settings import Settings
 from schemas.timestamps import DAY
 from tests.images.image_harness import scene
 from tests.lake.operations import told
@@ -56,7 +58,12 @@ async def test_a_year_adds_what_the_period_added(tmp_path: Path) -> None:
     """The next period of the same changes adds what was said, within a third; of less than a week nothing is said."""
     lake = tmp_path / "lake"
     async with Emulator(600, seed=SEED) as emulator:
-        options: dict[str, Any] = {"fetch_details": "never", "keep_daily": 0, "lookback_seconds": 0}
+        options: dict[str, Any] = {
+            "fetch_details": "never",
+            "keep_daily": 0,
+            "keep_snapshots": 1,
+            "lookback_seconds": 0,
+        }
         await synced(emulator, lake, **options)
 
         async def live_for_a_period() -> None:
@@ -66,7 +73,9 @@ async def test_a_year_adds_what_the_period_added(tmp_path: Path) -> None:
                 emulator.world.clock.advance(300)
                 await synced(emulator, lake, **options)
             with Lake(lake, doing="test") as held:
-                rebuild(held)  # without superseded rows, which a compaction removes
+                rebuild(held)  # without outputs of former rows
+            with Lake(lake, doing="test") as held:  # which deletes what was replaced
+                expire_snapshots(held.layout, held.ledger, Settings(keep_snapshots=1, keep_daily=0))
 
         def shift(days: float) -> None:
             with tampered(lake) as ledger:

@@ -66,7 +66,10 @@ def _make_people(folder: Path) -> Path:
     values = _fields(('quo"ted',) * 3, file_id=3)
     for value, stamp in zip(values, (2, 3, 1), strict=True):
         value["updated_at"] = AT + stamp
-    submits = [{"file_id": 4, "form_id": form, "title": "T", "position": place} for place, form in enumerate((7, 7, 8))]
+    submits = [
+        {"file_id": 4, "id": key, "form_id": form, "title": "T", "position": place}
+        for place, (key, form) in enumerate(((None, 7), (None, 7), ("s", 8)))
+    ]
     names = ("form_submit_id", "submit_position", "form_id", "question_id", "label", "value")
     answers = [
         dict(zip(names, answer, strict=True))
@@ -259,27 +262,37 @@ RUN_STEPS: Final[dict[str, tuple[str | None, dict[int | None, str | None], tuple
 
 def test_the_steps_of_a_run_add_up(tmp_path: Path) -> None:
     """Steps of the definition are done, skipped or open, others are counted apart, and each open one is a row."""
-    hashes = {"three": "a", "none": "b", None: None}
-    runs, taken = [], []
+    steps = [
+        {"id": step, "order": step, "description": f" {step}" * (step != 3), **more}
+        for step, more in (
+            (1, {}),
+            (2, {}),
+            (3, {"platform_description": "the last"}),
+            (4, {"deleted_at": "2026-11-18"}),
+        )
+    ]
+    definitions = {name: {"id": 3, "name": f"flow {name}", "steps": some} for name, some in (("a", steps), ("b", []))}
+    sent = {"three": definitions["a"], "none": definitions["b"], None: None}
+    runs: list[dict[str, Any]] = []
     for file_id, (definition, states, _) in enumerate(RUN_STEPS.values(), 1):
-        run = {"file_id": file_id, "id": 7, "workflow_id": 3, "_definition_hash": hashes[definition], "created_at": AT}
-        runs += [run | {"position": 0}, run | {"id": 8, "position": 1, "completed_at": AT}]
-        runs.append(run | {"id": 9, "position": 2, "deleted_at": AT})
-        taken += [
-            {"file_id": file_id, "workflow_run_id": run_id, "id": place, "workflow_step_id": step, "status": status}
-            for run_id in (7, 8, 9)
+        taken = [
+            {"id": place, "workflow_step_id": step, "status": status}
             for place, (step, status) in enumerate([*states.items(), *[(1, "skipped")] * (states.get(1) == "done")])
         ]
-    runs.append({"file_id": 1, "id": 7, "position": 3, "_definition_hash": "b"})  # the id of another run
-    steps = [
-        {"_definition_hash": "a", "id": step, "step_order": step, "description": f" {step}" * (step != 3), **more}
-        for step, more in ((1, {}), (2, {}), (3, {"platform_description": "the last"}), (4, {"deleted_at": AT}))
-    ]
-    definitions = [{"_definition_hash": each, "id": 3, "name": f"flow {each}"} for each in "ab"]
-    children: dict[str, list[dict[str, Any]]] = {"workflow_runs": runs, "workflow_run_steps": taken}
+        run: dict[str, Any] = {
+            "file_id": file_id,
+            "id": 7,
+            "workflow_id": 3,
+            "workflow": sent[definition],
+            "created_at": AT,
+        }
+        run |= {"workflow_run_steps": taken}
+        runs += [run | {"position": 0}, run | {"id": 8, "position": 1, "completed_at": AT}]
+        runs.append(run | {"id": 9, "position": 2, "deleted_at": AT})
+    other = {"file_id": 1, "id": 7, "position": 3, "workflow": definitions["b"]}  # the id of another run
     with Lake(tmp_path / "lake", doing="test") as lake:
         files = dict.fromkeys(range(1, len(RUN_STEPS) + 1), 0)
-        commit(lake, files, children | {"workflow_definitions": definitions, "workflow_definition_steps": steps})
+        commit(lake, files, {"workflow_runs": [*runs, other]})
         lake.publish("", at=AT, complete=True, watermark=None)
     numbers = "steps, done, skipped, open, other_steps"
     with opened(tmp_path / "lake") as db:

@@ -73,7 +73,7 @@ AREAS: Final = {
             "pipeline/lake/catalog/catalog.py",
             "pipeline/lake/catalog/tables.py",
             "pipeline/lake/catalog/history.py",
-            "pipeline/lake/catalog/part_rows.py",
+            "pipeline/lake/catalog/documents.py",
             "pipeline/lake/storage/parts.py",
         ),
         ("tests/lake", "tests/sync", "tests/stateful", "tests/images/test_stored_images.py"),

@@ -48,8 +48,7 @@ HOSTILE_ROWS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
                       "label": HOSTILE, "value": f"{HOSTILE} secret answer"}],
     "locations": [{"file_id": 7, "id": 1, "position": 0, "location": HOSTILE}],
     "workflow_runs": [{"file_id": 7, "id": 1, "workflow_id": 3, "position": 0,
-                       "created_at": _AT - timedelta(days=200)}],
-    "workflow_definitions": [{"id": 3, "name": HOSTILE, "_definition_hash": "h"}],
+                       "created_at": _AT - timedelta(days=200), "workflow": {"id": 3, "name": HOSTILE}}],
 }  # fmt: skip
 """Rows by table. Every text is hostile; answers are secret."""
 _EMPTY: Final = frozenset({"meta", "link", "img", "br", "input"})

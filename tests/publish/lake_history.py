@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from shutil import copy2, copytree
 from typing import TYPE_CHECKING, Final
 
 import duckdb
+import pytest
 
+from pipeline.lake.catalog import outputs
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger.queries import RunRecord
 from pipeline.lake.purge import purge
@@ -15,7 +19,7 @@ from pipeline.settings.settings import Settings
 from schemas.tables import TABLES
 from schemas.timestamps import now_us
 from tests.lake.lake_builder import AT, commit
-from tests.lake.operations import compact_all
+from tests.lake.operations import compact_all, fold_all
 from tests.lake_copies import copy_lake
 
 if TYPE_CHECKING:
@@ -42,16 +46,18 @@ class History:
             for file_id, count in files.items()
             for position in range(count)
         ]
-        definition = {"_definition_hash": f"hash {self.stamp}", "id": self.stamp % 3, "name": f"flow {self.stamp}"}
-        children = {"uploads": uploads, "workflow_definitions": [definition]}
+        definition = {"id": self.stamp % 3, "name": f"flow {self.stamp}", "steps": [{"id": self.stamp}]}
+        runs = [{"file_id": file_id, "id": 1, "workflow": definition} for file_id in files]
+        children = {"uploads": uploads, "workflow_runs": runs}
         with Lake(self.root, doing="sync") as lake:
             commit(lake, files, children, gone=deleted, stamp=self.stamp)
             return self._publish(lake)
 
     def compact(self) -> int:
-        """Compact everything; the newest snapshot is renewed."""
+        """Compact the documents, and write each table as one output; the newest snapshot is renewed."""
         with Lake(self.root, doing="compaction") as lake:
             compact_all(lake, Settings(lake=self.root, keep_snapshots=50))
+            fold_all(lake, at=now_us())
             return self._last(lake)
 
     def purge(self, *file_ids: int) -> int:
@@ -94,8 +100,14 @@ class Changes:
     def make(cls, folder: Path) -> Changes:
         """Make the lake. The second change deletes a file, and a file of the first has no uploads any more."""
         history = History(folder / "lake")
-        first, second = history.sync(FILES), history.sync({3: 1, 4: 0, 50: 2}, deleted=(7,))
-        return cls(history.root, (first, second, *(history.sync({step: 1}) for step in (3, 5, 6, 8, 9, 10))))
+        steps = [(FILES, ()), ({3: 1, 4: 0, 50: 2}, (7,)), *(({step: 1}, ()) for step in (3, 5, 6, 8, 9, 10))]
+        numbers = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(outputs, "_MAX_PER_CLASS", len(steps))  # all stay
+            for files, deleted in steps:
+                numbers.append(history.sync(files, deleted=deleted))
+                copytree(history.root, name_state(history.root, numbers[-1]), copy_function=_link_or_copy)
+        return cls(history.root, tuple(numbers))
 
     def copy(self, folder: Path) -> History:
         """Copy the lake with its newest snapshot alone, so that it can be changed."""
@@ -103,6 +115,16 @@ class Changes:
         for path in sorted((folder / "snapshots").iterdir())[:-1]:
             path.unlink()
         return History(folder, len(self.numbers))
+
+
+def name_state(lake: Path, number: int) -> Path:
+    """Return where a lake of `Changes` is as it was when it had published a snapshot."""
+    return lake.with_name(f"state-{number}")
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """Link what is written once."""
+    (os.link if source.endswith((".parquet", ".duckdb")) else copy2)(source, target)
 
 
 def live_history(root: Path, *, syncs_after_purge: int = 10) -> Iterator[tuple[str, int]]:
@@ -136,7 +158,7 @@ def list_differences(lake: Path, number: int, read: Callable[[str], pa.Table]) -
                 continue
             described = db.execute(f"DESCRIBE {table.qualified_name}").fetchall()
             shared = [(row[0], row[1]) for row in described if row[0] in published.column_names]
-            assert {"_fetched_at", "_run_id"} <= {name for name, _ in shared}
+            assert "_seq" in {name for name, _ in shared}
             casts = ", ".join(f'"{name}"::VARCHAR' if kind == "JSON" else f'"{name}"' for name, kind in shared)
             columns = ", ".join(f'"{name}"' if kind == "JSON" else f'"{name}"::{kind}' for name, kind in shared)
             db.register("published", published)

@@ -96,8 +96,8 @@ class OtherEngine:
     def do_change_rows(self, name: str) -> None:
         """Give all rows another value."""
         rows = (table := self._table(name)).scan().to_arrow()
-        index = rows.schema.get_field_index("_run_id")
-        table.overwrite(rows.set_column(index, rows.schema.field(index), pa.array(["other"] * len(rows), pa.string())))
+        index = rows.schema.get_field_index("_seq")
+        table.overwrite(rows.set_column(index, rows.schema.field(index), pa.array([0] * len(rows), pa.int64())))
 
     def do_empty(self, name: str) -> None:
         """Delete all rows."""
@@ -220,7 +220,7 @@ class OtherEngine:
                 update.delete_column("comment")
             if "position" in names:
                 update.rename_column("position", "place")
-            update.make_column_optional("_fetched_at")
+            update.make_column_optional("_seq")
         self.do_append_rows(name)
 
     def do_partition(self, name: str) -> None:

@@ -150,7 +150,6 @@ _TAMPERINGS: dict[str, Any] = {
     "a size that is a text": "UPDATE part SET bytes = 'more';",
     "a name that is no text": "UPDATE part SET name = CAST(name AS BLOB);",
     "a part elsewhere": "UPDATE part SET name = 'tables/../../' || substr(name, 8) WHERE name LIKE 'tables/uploads/%';",
-    "a retired part elsewhere": "INSERT INTO retired_part VALUES ('tables/../../mine', 1);",
     "an image elsewhere": "UPDATE image SET path = '../../mine' WHERE path = (SELECT min(path) FROM image);",
     "a purged image elsewhere": "INSERT INTO lake_property VALUES ('purge_in_progress', '[1]'),"
     """ ('purged_pictures', '["../../mine"]');""",

@@ -40,7 +40,7 @@ from pipeline.publish.target import SweepRule, to_target_path
 from pipeline.settings.settings import Settings
 from tests.lake_copies import copy_lake
 from tests.publish.iceberg_reading import NAMES, connect_sql, load_tables, overtaken, reader
-from tests.publish.lake_history import FILES, LAKE_ID, Changes, History, list_differences
+from tests.publish.lake_history import FILES, LAKE_ID, Changes, History, list_differences, name_state
 from tests.publish.stopping_store import URL, PublisherStopped, StoppingStore, choose_stops
 
 if TYPE_CHECKING:
@@ -70,8 +70,9 @@ def connect_table_by_table(folder: Path, *, chosen: str = "") -> CatalogTables:
 
 
 def publish(lake: Path, catalog: IcebergCatalog, number: int, **choices: Any) -> IcebergResult:
-    """Publish a snapshot as the command does."""
-    return publish_iceberg(catalog, LakeLayout(lake), number, lake_id=LAKE_ID, **choices)
+    """Publish a snapshot as the command does, when it is the newest."""
+    state = name_state(lake, number)
+    return publish_iceberg(catalog, LakeLayout(state if state.exists() else lake), number, lake_id=LAKE_ID, **choices)
 
 
 def locations(catalog: IcebergCatalog) -> dict[str, str]:
@@ -242,7 +243,8 @@ def test_a_snapshot_whose_parts_have_changed_is_not_published(
     changes: Changes, published: list[Published], tmp_path: Path
 ) -> None:
     """A part that is missing is damage, and nothing is written."""
-    lake, target, second = copy_lake(changes.root, tmp_path / "lake"), published[0].store.fork(), changes.numbers[1]
+    target, second = published[0].store.fork(), changes.numbers[1]
+    lake = copy_lake(name_state(changes.root, second), tmp_path / "lake")
     (part,) = (lake / "tables" / "uploads").glob("000000000002*")
     part.unlink()
     with pytest.raises(LakeCorruptedError, match=f"{part.name} is missing or has another size"):

@@ -204,7 +204,7 @@ async def test_a_template_without_references(scene: Scene, monkeypatch: pytest.M
     assert manifest["pdfs"][0]["pages"] == "no references found"
     assert "</strong>. 1 of 1 PDF was read, no references found in 1.</p>" in (scene.out / "index.html").read_text()
     assert {file["on_pages"] for file in manifest["files"]} == {None}
-    assert [order.state for order in result.manifest.orders] == ["superseded", "delivered"]
+    assert [order.state for order in result.manifest.orders] == ["replaced", "delivered"]
     assert "changed in the service" in str(result.manifest.orders[0].error)
 
 
@@ -222,7 +222,7 @@ async def test_a_pdf_without_references_is_no_proof_beside_one_with_them(
     Script(emulator, report_2=shows)
     await scene.run(Selection("ids", ids=tuple(scene.keys[:20])))
     states = sorted((order["name"][:11], order["state"]) for order in read_manifest(scene.out)["orders"])
-    again = [("report-0001", "delivered"), ("report-0001", "superseded")]
+    again = [("report-0001", "delivered"), ("report-0001", "replaced")]
     assert states == [*again, ("report-0002", "delivered")]
     check_certified(scene.out, 20)
 
@@ -238,7 +238,7 @@ async def test_the_ledger_knows_of_pdfs_that_show_references(scene: Scene) -> No
     scene.emulator.set_quirks(report_shows="id-and-reference")
     await scene.run(selection)
     orders = [(order["batch"], order["state"]) for order in read_manifest(scene.out)["orders"]]
-    assert orders == [(1, "superseded"), (1, "delivered"), (2, "delivered")]
+    assert orders == [(1, "replaced"), (1, "delivered"), (2, "delivered")]
 
 
 @pytest.mark.parametrize(("moment", "unknown"), [("report_3", 1), ("list_2", 0)])

@@ -88,8 +88,9 @@ def test_keys_and_parents_exist(table: Table) -> None:
 
 @each_table
 def test_what_cannot_be_missing_is_declared_so(table: Table) -> None:
-    """Time of fetch, run and commit are in every row, and file and place if there are any: never NULL."""
-    marks = {"_fetched_at", "_run_id", COMMIT_SEQ_COLUMN}
+    """A row's commit, and that of a file or definition the time of its fetch and its run: never NULL."""
+    marks = {COMMIT_SEQ_COLUMN} if table.parent else {"_fetched_at", "_run_id", COMMIT_SEQ_COLUMN}
+    assert marks == {"_fetched_at", "_run_id", COMMIT_SEQ_COLUMN} & set(table.arrow.names)
     needed = {field.name for field in table.arrow if not field.nullable}
     assert needed >= marks | {"file_id", "position"} & set(table.arrow.names)
 

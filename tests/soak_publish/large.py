@@ -28,14 +28,14 @@ _TABLES: Final = ("files", "uploads", "fields")
 
 
 def find_differences(settings: Settings) -> list[str]:
-    """Return the tables whose files or their versions, told by the run, differ from the lake's catalog."""
+    """Return the tables whose files or their versions, told by the commit, differ from the lake's catalog."""
     tables = load_tables(connect(settings), _TABLES)
     differences = []
     with duckdb.connect(str(settings.lake / "catalog.duckdb"), read_only=True) as db:
         for name in _TABLES:
-            db.register("published", tables[name].scan(selected_fields=("file_id", "_run_id")).to_arrow())
+            db.register("published", tables[name].scan(selected_fields=("file_id", "_seq")).to_arrow())
             sums = [
-                db.execute(f"SELECT count(*), sum(hash(file_id, _run_id)) FROM {source}").fetchall()
+                db.execute(f"SELECT count(*), sum(hash(file_id, _seq)) FROM {source}").fetchall()
                 for source in (name, "published")
             ]
             db.unregister("published")

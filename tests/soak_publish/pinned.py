@@ -138,7 +138,7 @@ def publish(settings: Settings) -> int:
     now = time.time()
     with Lake(settings.lake, doing="publish") as lake:
         few = Settings(keep_snapshots=_KEPT, retention_hours=0)
-        expire_snapshots(lake.layout, lake.ledger, few, now=now)
+        expire_snapshots(lake.layout, lake.ledger, few)
         return publish_iceberg_tables(lake, settings, at=int(now * 1_000_000)).bytes
 
 

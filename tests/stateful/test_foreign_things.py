@@ -30,7 +30,7 @@ _SHA256: Final = "0123456789abcdef" * 4
 _TEMPORARY: Final = ".x.12-0a1b2c3d4e5f6071.tmp"
 # `catalog.duckdb.wal` is missing: a publish removes the log that somebody's session has left.
 _LAKE_NAMES: Final = f"""
-LOCK SHARES.LOCK RESTORE_IN_PROGRESS run_stats.json README.txt catalog.duckdb ledger.sqlite catalog.duckdb.x
+LOCK SHARES.LOCK RESTORE_IN_PROGRESS README.txt catalog.duckdb ledger.sqlite catalog.duckdb.x
 ledger.sqlite-wal ledger.sqlite-shm ledger.sqlite-journal ledger.sqlite.damaged-20261121T000000000000Z
 ledger.sqlite.damaged-20261121T000000000000Z-{_SHA256[:8]} spill spill/thesis spill/publish spill/{_TEMPORARY}
 spill/duckdb_temp_storage_DEFAULT-0.tmp snapshots/000001.duckdb snapshots/000002.duckdb snapshots/000003.duckdb

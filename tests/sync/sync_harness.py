@@ -10,17 +10,19 @@ import duckdb
 import pytest
 
 from pipeline.lake.catalog import catalog
-from pipeline.lake.catalog.tables import SUPERSEDED_VERSIONS, CatalogSpec, select_rows_sql, write_superseded_versions
+from pipeline.lake.catalog.apply import apply_rows
+from pipeline.lake.catalog.current_rows import iter_current_rows, run_here
+from pipeline.lake.catalog.duckdb import create_table
+from pipeline.lake.catalog.history import create_history
 from pipeline.lake.catalog.views import PROGRESS, WORKFLOW_STEPS, WORKFLOWS
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger.ledger import Ledger
-from pipeline.lake.ledger.queries import SnapshotRecord
 from pipeline.lake.storage.layout import LakeLayout
 from pipeline.output.progress import Progress
 from pipeline.settings.settings import Settings
 from pipeline.sync.sync import SyncSummary, TimeRange, sync
 from pipeline.sync.verify import VerifyMode, VerifyResult, verify
-from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
+from schemas.tables import TABLES
 from tests.constants import run_constants
 from tests.oracle import differences
 
@@ -69,12 +71,12 @@ async def verified(emulator: Emulator, lake: Path, mode: VerifyMode | None = Non
 def unpublished() -> Iterator[None]:
     """Let runs in the block record their snapshots without a catalog, which takes most of a small sync's time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(catalog, "publish", lambda *_, **__: "0" * 64)
+        patch.setattr(catalog, "publish", lambda _layout, _ledger, record, **__: record)
         yield
 
 
 def opened(lake: Path) -> duckdb.DuckDBPyConnection:
-    """The lake as an analyst opens it; in a block that is `unpublished` its tables from ledger and parts."""
+    """The lake as an analyst opens it; in a block that is `unpublished` its tables from ledger and documents."""
     if catalog.publish is not _PUBLISH:
         return stored(lake)
     return duckdb.connect(str(lake / "catalog.duckdb"), read_only=True)
@@ -83,14 +85,14 @@ def opened(lake: Path) -> duckdb.DuckDBPyConnection:
 def stored(lake: Path) -> duckdb.DuckDBPyConnection:
     """The tables that a publish would show, and the views of workflows. It changes nothing in the lake."""
     layout, db = LakeLayout(lake), duckdb.connect(config={"threads": 1})
-    db.execute("CREATE SCHEMA meta; CREATE SCHEMA physical")
-    db.execute(f"CREATE TABLE {SUPERSEDED_VERSIONS} (file_id BIGINT, {COMMIT_SEQ_COLUMN} BIGINT)")
-    with closing(Ledger(layout.ledger)) as ledger:
-        record = SnapshotRecord(0, 0, "", complete=False, commit_seq=0, files=0, watermark=None)
-        spec = CatalogSpec(record, ledger.parts())
-        write_superseded_versions(db, ledger)
+    db.execute("CREATE SCHEMA meta")
     for table in TABLES:
-        db.execute(f"CREATE VIEW {table.qualified_name} AS {select_rows_sql(layout, spec, table)}")
+        columns = [(column.name, column.kind.sql, "") for column in table.columns]
+        create_table(db, table.qualified_name, "", columns)
+    create_history(db)
+    with closing(Ledger(layout.ledger)) as ledger:
+        for rows in iter_current_rows(layout, ledger, run_tasks=run_here):
+            apply_rows(db, rows, in_place=False)
     for view in (WORKFLOWS, WORKFLOW_STEPS, PROGRESS):
         db.execute(f"CREATE VIEW {view.name} AS {view.sql}")
     return db

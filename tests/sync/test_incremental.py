@@ -155,7 +155,7 @@ async def test_refused_runs_leave_the_lake(lake: Path) -> None:
     with pytest.raises(ServiceUnavailableError):
         await synced(emulator, lake, lang="de", max_attempts=2)
     assert count_files(lake) == 6
-    next((lake / "tables" / "files").glob("0*.parquet")).unlink()
+    next((lake / "documents").glob("0*.parquet")).unlink()
     with pytest.raises(LakeCorruptedError):
         await synced(emulator, lake, lang="de")
     assert asked(lake, "SELECT state FROM run ORDER BY started_at") == [("done",), *[("failed",)] * 3]

@@ -11,7 +11,7 @@ import pytest
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.emulator import Emulator, make_quirks
 from pipeline.errors import AuthenticationError, ProtocolError, SettingsError
-from pipeline.lake.catalog.part_rows import FileIdentity
+from pipeline.lake.catalog.documents import FileIdentity
 from pipeline.lake.lake import Lake
 from pipeline.sync import service_checks
 from pipeline.sync.verify import VerifyMode

@@ -71,7 +71,6 @@ async def test_deletions_missing_and_stale(lake: Path) -> None:
         with tampered(lake) as ledger:
             for key in left[10:15]:  # as a lake would that had missed them
                 of_file = f"FROM file_version WHERE file_id = {key}"
-                ledger.execute(f"INSERT INTO superseded_version SELECT commit_seq, file_id {of_file}")
                 ledger.execute(f"DELETE {of_file}")
             ledger.execute("UPDATE file_version SET updated_at = updated_at - 5000000 WHERE file_id = ?", (left[20],))
         found = await verified(emulator, lake, DRY)
@@ -105,7 +104,6 @@ async def test_few_differences_are_listed_by_their_seconds(lake: Path) -> None:
         missing, stale, new, *_ = sorted(emulator.world.keys())
         with tampered(lake) as ledger:
             of_file = f"FROM file_version WHERE file_id = {missing}"
-            ledger.execute(f"INSERT INTO superseded_version SELECT commit_seq, file_id {of_file}")
             ledger.execute(f"DELETE {of_file}")
             ledger.execute("UPDATE file_version SET updated_at = updated_at - 5000000 WHERE file_id = ?", (stale,))
         emulator.world.update([new])
@@ -124,7 +122,6 @@ async def test_what_changes_before_its_repair_is_repaired(lake: Path) -> None:
         proof = await verified(emulator, lake, deep)
         with tampered(lake) as ledger:
             of_file = f"FROM file_version WHERE file_id = {missing}"
-            ledger.execute(f"INSERT INTO superseded_version SELECT commit_seq, file_id {of_file}")
             ledger.execute(f"DELETE {of_file}")
             ledger.execute("UPDATE file_version SET updated_at = updated_at - 5000000 WHERE file_id = ?", (stale,))
         change_unseen(emulator, [differing])
@@ -157,7 +154,6 @@ async def test_differences_in_a_crowded_second_are_repaired(lake: Path) -> None:
         with tampered(lake) as ledger:
             for key in missing:
                 of_file = f"FROM file_version WHERE file_id = {key}"
-                ledger.execute(f"INSERT INTO superseded_version SELECT commit_seq, file_id {of_file}")
                 ledger.execute(f"DELETE {of_file}")
         proof = await verified(emulator, lake)
         assert (proof.missing, proof.consistent, count_files(lake)) == (9, True, 460)
@@ -175,7 +171,6 @@ async def test_a_file_of_the_first_second_is_repaired(lake: Path) -> None:
         await synced(emulator, lake)
         with tampered(lake) as ledger:
             of_file = f"FROM file_version WHERE file_id = {key}"
-            ledger.execute(f"INSERT INTO superseded_version SELECT commit_seq, file_id {of_file}")
             ledger.execute(f"DELETE {of_file}")
         proof = await verified(emulator, lake)
     assert (proof.missing, proof.consistent, count_files(lake)) == (1, True, 10)

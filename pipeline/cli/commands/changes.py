@@ -47,7 +47,7 @@ def run(
     layout = require_catalog(context.settings())
     before_path = require_snapshot(layout, since)
     later_path = layout.catalog if until is None else require_snapshot(layout, until)
-    before, later = (read_snapshot(path).snapshot for path in (before_path, later_path))
+    before, later = (read_snapshot(path) for path in (before_path, later_path))
     if later.snapshot < before.snapshot:
         raise SettingsError("--until is before --since.", hint="Give the earlier snapshot as --since.")
     files = list(diff_snapshots(before_path, later_path))

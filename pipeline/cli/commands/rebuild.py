@@ -27,7 +27,7 @@ def run(
     """Make all tables again from the documents, without calls to the service.
 
     Use it after an upgrade of scanlake that reads more from the documents: it fills a new column for every file. All
-    tables change in one new snapshot. The former parts stay on disk for retention_hours.
+    tables change in one new snapshot.
     """
     settings = context.settings()
     cluster = nullcontext() if on is None else open_ray(on)

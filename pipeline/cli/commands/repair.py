@@ -25,10 +25,11 @@ def run(
 ) -> ExitCode:
     """Repair the damage in the lake that `check` finds, without calls to the service.
 
-    A damaged table part is rebuilt from the documents. If documents are damaged, the next sync fetches those files. A
-    damaged image is renamed, and the next `scanlake images` fetches it again, like a missing one. A damaged catalog is
-    published again. A lost ledger is rebuilt from the documents; what only the ledger had is named. Files that scanlake
-    did not write are named and not changed.
+    A damaged output is written again from the catalog. If documents are damaged, the next sync fetches those files. If
+    only the ledger's record of them is wrong, the record is corrected. A damaged image is renamed, and the next
+    `scanlake images` fetches it again, like a missing one. A damaged catalog is published again. A lost ledger is
+    rebuilt from the documents; what only the ledger had is named. Files that scanlake did not write are named and not
+    changed.
 
     The exit code is 0 if no damage is left, 4 if files or images must be fetched again, and 9 if --dry-run has found
     damage.

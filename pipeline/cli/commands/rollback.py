@@ -48,13 +48,13 @@ def run(
 ) -> ExitCode:
     """Publish an earlier snapshot again and pause syncs, or allow them again.
 
-    Shows what the lake would lose and asks for confirmation. Without a terminal, --yes is required. The files and the
-    watermark of the snapshot become a new snapshot, made from the documents. So the snapshot itself may be gone, as
-    long as keep_raw_versions has kept its versions. Nothing fetched is lost, so a rollback can be rolled back.
+    Shows what the lake would lose and asks for confirmation. Without a terminal, --yes is required. The snapshot must
+    still be kept; its files and its watermark become a new snapshot. Nothing fetched is lost, so a rollback can be
+    rolled back.
 
     Syncs are refused until `scanlake rollback --undo`, because the next sync could repeat the mistake. The sync after
-    that fetches what has changed since the watermark of the restored snapshot, and verifies the lake unless
-    verify_every_days is 0. Then the lake has the current state of the service again.
+    that fetches again what is later than the restored snapshot, and verifies the lake unless verify_every_days is 0.
+    Then the lake has the current state of the service again.
     """
     if undo is (number is not None):
         raise SettingsError("A rollback needs the number of a snapshot, or --undo.", hint="Run `scanlake snapshots`.")

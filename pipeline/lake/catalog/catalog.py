@@ -1,18 +1,24 @@
 """Catalog: the lake as analysts see it, one DuckDB file that is replaced and never written to.
 
-It has the rows themselves, and any DuckDB client opens it from anywhere. It is written as a whole, or as a copy of the
-last one to which the changes since then are applied. Either way the result is a new file, so a reader keeps the catalog
-that it has open. A snapshot is a catalog that was published: another name of its file.
+It has the rows themselves, and any DuckDB client opens it from anywhere. Whatever it is made of, a copy of the last
+one, a sorted one, or nothing, the rows of the commits that are missing are applied to it from their documents. The
+result is a new file, so a reader keeps the catalog that it has open. A snapshot is a catalog that was published:
+another name of its file.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
+from msgspec import Struct
+from msgspec.structs import replace
 
-from pipeline.errors import StorageError
+from pipeline.errors import LakeCorruptedError, StorageError
+from pipeline.lake.catalog.apply import apply_rows, is_updated_in_place
+from pipeline.lake.catalog.current_rows import iter_current_rows, read_lost_rows
 from pipeline.lake.catalog.duckdb import (
     BUILD_MEMORY_LIMIT,
     LARGE_MEMORY_LIMIT,
@@ -27,51 +33,58 @@ from pipeline.lake.catalog.duckdb import (
     write_error,
 )
 from pipeline.lake.catalog.folder_checks import is_other_database, is_own_catalog
-from pipeline.lake.catalog.history import create_history, write_history
+from pipeline.lake.catalog.history import HISTORY, create_history, expire_versions, write_events
+from pipeline.lake.catalog.outputs import OutputChanges, count_rows, write_outputs
 from pipeline.lake.catalog.sql import UTC_NOW_SQL, sql_identifier
 from pipeline.lake.catalog.tables import (
-    CHANGED_FILES,
     IMAGE_COLUMNS,
     IMAGES_COMMENT,
     IMAGES_TABLE,
     create_meta,
     describe_format,
     name_type,
-    select_changed_files_sql,
-    select_rows_sql,
     write_dictionary,
     write_image_table,
     write_meta,
-    write_superseded_versions,
 )
 from pipeline.lake.catalog.views import FIXED_VIEWS, list_wide_views, write_views
 from pipeline.lake.ledger.images import last_image_change
 from pipeline.lake.ledger.queries import CatalogRecord, DeltaBase
 from pipeline.lake.storage.atomic_files import DATABASE_LOG_SUFFIXES, clone_file, link_file
 from pipeline.lake.storage.layout import list_snapshots, translate_os_errors, write_read_only
-from pipeline.lake.storage.parts import estimate_memory
+from pipeline.lake.storage.parts import RAW_TABLE
 from pipeline.output.logs import log
 from schemas.tables import DELETED_FILES, FILES, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
-    from pipeline.lake.catalog.tables import CatalogSpec
+    from pipeline.lake.catalog.current_rows import RunTasks
     from pipeline.lake.ledger.ledger import Ledger
-    from pipeline.lake.ledger.queries import LedgerQueries
-    from pipeline.lake.storage.layout import LakeLayout
-    from schemas.tables import Column, Table
+    from pipeline.lake.ledger.queries import LedgerQueries, SnapshotRecord
+    from pipeline.lake.storage.layout import LakeLayout, Part
 
 _MAX_REPLACED_RATIO: Final = 0.2  # rows that updates have deleted or inserted, to all rows
 _MAX_GROWTH: Final = 1.4  # of the bytes of the catalog: some 20 syncs that change 100 of 100,000 files each
-_MIN_ROWS: Final = 10_000  # of a catalog: fewer are never worth a build
+_MIN_ROWS: Final = 10_000  # of a catalog: fewer are never worth a new file
 _MIN_WASTE: Final = 2 * 1024**2  # bytes
 _WRITABLE: Final = 0o600
-_MAX_ROWS_IN_PLACE: Final = 500_000  # of one table: they are compared with the former ones, in temporary tables
-_MIN_ROWS_IN_PLACE: Final = 100_000  # of the catalog: below, deleted rows slow no query down, and this takes 0.1 s
 _MAX_MERGED_BYTES: Final = 4 * 1024**2  # of a catalog whose updates merge row groups: it stays small of itself
+_ROW_BYTES: Final = 250  # of a row in memory, by which a copy is sorted in pieces
 _empty_catalogs: Final[dict[str, tuple[bytes, DeltaBase]]] = {}
+
+
+class AppliedCommits(Struct, frozen=True):
+    """The next catalog as a writer has prepared it: a cache, of which nothing else depends.
+
+    The commits of a span are applied to a copy of the catalog that was written at `written_at`; None: to an empty one.
+    """
+
+    path: Path
+    base: DeltaBase
+    written_at: int | None
+    span: tuple[int, int]
 
 
 def refuse_other_databases(layout: LakeLayout, ledger: LedgerQueries) -> None:
@@ -92,24 +105,33 @@ def refuse_other_databases(layout: LakeLayout, ledger: LedgerQueries) -> None:
         raise StorageError(f"{path}: Not a catalog of scanlake.", hint=f"Move {path} away, then run again.")
 
 
-def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: bool = False) -> None:
+def publish(
+    layout: LakeLayout,
+    ledger: Ledger,
+    record: SnapshotRecord,
+    *,
+    rebuild: bool = False,
+    applied: AppliedCommits | None = None,
+    run_tasks: RunTasks | None = None,
+) -> SnapshotRecord:
     """Replace the published catalog by one with the ledger's present records, and keep it as a snapshot.
 
-    `rebuild`: write all its rows again. Raises `StorageError`, and `LakeCorruptedError` when a part cannot be read;
-    then the former catalog stays.
+    `rebuild`: make all its rows again from the documents. Return the record of the snapshot with its number of files.
+    Raises `StorageError`, and `LakeCorruptedError` when documents are missing or cannot be read; then the former
+    catalog stays.
     """
-    number, written_at = spec.snapshot.snapshot, spec.snapshot.published_at
     with write_read_only(layout.catalog) as temp:
         with translate_duckdb_errors(str(layout.catalog)):
-            base = _write_tables(temp, layout, ledger, spec, rebuild=rebuild)
+            published = _Publish(temp, layout, ledger, record, run_tasks).write(rebuild=rebuild, applied=applied)
         ledger.set_properties(catalog=None)  # after a kill the ledger has no record, and a check compares with none
         remove_stale_wal(layout)
     # Again: a session that opened the former catalog in between may have left another log.
     remove_stale_wal(layout)
-    record = CatalogRecord(file=_identify_file(layout.catalog), written_at=written_at)
-    ledger.set_properties(catalog=record, delta_base=base)  # together: an update from an older base repeats versions
-    with translate_os_errors(path := layout.snapshot_path(number)):
+    written = CatalogRecord(file=_identify_file(layout.catalog), written_at=record.published_at)
+    ledger.record_catalog(written, published.base, old=published.outputs.old, new=published.outputs.new)
+    with translate_os_errors(path := layout.snapshot_path(record.snapshot)):
         link_file(layout.catalog, path)
+    return published.record
 
 
 def is_as_published(layout: LakeLayout, record: CatalogRecord | None) -> bool:
@@ -131,95 +153,230 @@ def _identify_file(path: Path) -> list[int]:
     return [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
-def _write_tables(temp: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: bool) -> DeltaBase:
-    """Write a catalog to `temp`: an updated copy of the published one, or, if that cannot be, a new one."""
-    try:
-        if not rebuild:
-            try:
-                if (base := _find_base(layout, ledger, spec)) is not None:
-                    clone_file(layout.catalog, temp)
-                    temp.chmod(_WRITABLE)
-                    return _update_tables(temp, layout, ledger, spec, base)
-            except (duckdb.Error, OutdatedCatalogError) as error:
-                if isinstance(error, duckdb.Error) and write_error(str(layout.catalog), error):
-                    raise  # no space for the copy: there is none for a new one
-                log.warning("catalog.update_failed", error=first_line(error), action="written again")
-                _remove_database(temp)
-        try:
-            return _build_tables(temp, layout, ledger, spec)
-        except duckdb.OutOfMemoryException as error:
-            log.warning("catalog.memory_short", error=first_line(error), action=f"retried with {LARGE_MEMORY_LIMIT}")
-            _remove_database(temp)
-            return _build_tables(temp, layout, ledger, spec, memory_limit=LARGE_MEMORY_LIMIT)
-    finally:
-        layout.remove_spill()
-
-
-def _remove_database(path: Path) -> None:
-    for suffix in ("", *DATABASE_LOG_SUFFIXES):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
-
-
-def _find_base(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> DeltaBase | None:
+def find_base(layout: LakeLayout, ledger: LedgerQueries) -> DeltaBase | None:
     """Return what is known of the published catalog; None if it cannot be updated."""
     properties = ledger.properties
     base = properties.delta_base
     if base is None or base["format"] != describe_format() or not is_as_published(layout, properties.catalog):
         return None
-    new_rows = spec.count_rows(since_seq=base["commit_seq"])
-    # Records alone need no part: they are published beside parts that are lost, too.
-    return None if new_rows and _has_waste(layout, base, new_rows) else base
+    return base
 
 
-def _has_waste(layout: LakeLayout, base: DeltaBase, new_rows: int) -> bool:
-    """Return whether updates have left so much waste, or the next one would, that a build is due."""
-    max_rows = _MAX_REPLACED_RATIO * base["built_rows"] + _MIN_ROWS
-    if base["replaced_rows"] > max_rows or new_rows > min(base["built_rows"], max_rows):
+def _has_waste(path: Path, base: DeltaBase) -> bool:
+    """Return whether a catalog has so much waste, or so many rows in the order of their commits, that a copy is due."""
+    if base["replaced_rows"] > _MAX_REPLACED_RATIO * base["built_rows"] + _MIN_ROWS:
         return True
     max_bytes = max(_MAX_GROWTH * base["built_bytes"], base["built_bytes"] + _MIN_WASTE)
     # Free blocks are no waste: the next update writes to them.
-    return layout.catalog.stat().st_size > max_bytes and count_used_bytes(layout.catalog) > max_bytes
+    return path.stat().st_size > max_bytes and count_used_bytes(path) > max_bytes
+
+
+def remove_database(path: Path) -> None:
+    """Delete a file of DuckDB and its log."""
+    for suffix in ("", *DATABASE_LOG_SUFFIXES):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 # Contents
 
 
 class OutdatedCatalogError(Exception):
-    """An updated catalog has not the files that the ledger has; it must be built from the parts."""
+    """An updated catalog has not the files that the ledger has; it must be built from the documents."""
 
 
-def _build_tables(
-    path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, memory_limit: str = BUILD_MEMORY_LIMIT
-) -> DeltaBase:
-    """Write a catalog to the new file `path`, from the parts."""
-    empty = _create_empty(path, layout)
-    with write_database(path, spill=layout.spill_dir, memory_limit=memory_limit) as db:
-        write_superseded_versions(db, ledger)
-        rows = sum(_insert_sorted(db, layout, spec, table) for table in TABLES if spec.parts_of(table.name))
-        base = _write_records(db, layout, ledger, spec, empty)
-    return {**base, "built_rows": rows, "built_bytes": path.stat().st_size}
+class _Published(Struct, frozen=True):
+    """What was written: what the next update must know, the outputs, and the snapshot."""
+
+    base: DeltaBase
+    outputs: OutputChanges
+    record: SnapshotRecord
 
 
-def _update_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, base: DeltaBase) -> DeltaBase:
-    """Apply the commits since `base` to `path`, a copy of it. Raises `OutdatedCatalogError`."""
-    since_seq = base["commit_seq"]
-    # No row group is written again to merge it with new rows: that would take a constant second of processor time, for
-    # a file that grows less with every update. The log starts no checkpoint.
-    settings = ["checkpoint_threshold = '1TB'", *["max_vacuum_tasks = 0"] * (path.stat().st_size > _MAX_MERGED_BYTES)]
-    with write_database(path, spill=layout.spill_dir, memory_limit=UPDATE_MEMORY_LIMIT, settings=settings) as db:
-        write_superseded_versions(db, ledger)
-        changed = select_changed_files_sql(layout, spec, since_seq=since_seq)
-        db.execute(f"CREATE TEMP TABLE {CHANGED_FILES} AS {changed}")
-        in_place = base["built_rows"] >= _MIN_ROWS_IN_PLACE
-        rows = sum(_replace_rows(db, layout, spec, table, since_seq=since_seq, in_place=in_place) for table in TABLES)
-        for table, files in ((FILES, spec.snapshot.files), (DELETED_FILES, ledger.count_deleted_files())):
-            if db.execute(f"SELECT count(*) FROM {table.qualified_name}").fetchall() != [(files,)]:
-                raise OutdatedCatalogError(f"{table.name} has not {files:,} rows")
-        updated = _write_records(db, layout, ledger, spec, base)
-    return {**updated, "replaced_rows": base["replaced_rows"] + rows}
+class _Publish(Struct, frozen=True):
+    """One catalog that is written to `temp`."""
+
+    temp: Path
+    layout: LakeLayout
+    ledger: Ledger
+    record: SnapshotRecord
+    run_tasks: RunTasks | None
+
+    def write(self, *, rebuild: bool, applied: AppliedCommits | None) -> _Published:
+        """Write the catalog in the cheapest way that goes."""
+        ways = self._list_ways(None if rebuild else find_base(self.layout, self.ledger), applied)
+        try:
+            while True:
+                way = ways.pop(0)
+                try:
+                    return way()
+                except (duckdb.Error, OutdatedCatalogError) as error:
+                    is_full = isinstance(error, duckdb.Error) and write_error(str(self.layout.catalog), error)
+                    if is_full or not ways:  # no space for the copy: there is none for a new one
+                        raise
+                    log.warning("catalog.update_failed", error=first_line(error), action="written again")
+                    remove_database(self.temp)
+        finally:
+            self.layout.remove_spill()
+            if applied is not None:
+                remove_database(applied.path)
+
+    def _list_ways(self, base: DeltaBase | None, applied: AppliedCommits | None) -> list[Callable[[], _Published]]:
+        properties, catalog = self.ledger.properties, self.layout.catalog
+        purged, pause = properties.purge_in_progress, properties.rollback_pause
+        written_at = None if base is None or properties.catalog is None else properties.catalog["written_at"]
+        ways: list[Callable[[], _Published]] = []
+        options: dict[str, Any] = {}
+        if applied is not None and applied.written_at == written_at and not purged and applied.path.exists():
+            has_waste = _has_waste(applied.path, applied.base)
+            copy = partial(self._copy_sorted, applied.path, applied.base["commit_seq"], skip=applied.span)
+            ways.append(copy if has_waste else partial(self._take, applied))
+        if base is not None:
+            is_behind = base["commit_seq"] < self.record.commit_seq  # records alone are cheap
+            if purged or (is_behind and _has_waste(catalog, base)):
+                options = {"purged": purged or (), "is_new": bool(purged)}
+                ways.append(partial(self._copy_sorted, catalog, base["commit_seq"], **options))
+            else:
+                ways.append(partial(self._update, base))
+        if pause is None:
+            return [*ways, self._build, partial(self._build, memory_limit=LARGE_MEMORY_LIMIT)]
+        for path in map(self.layout.snapshot_path, (pause["to"], pause["snapshot"])):
+            if path.exists():
+                options = {"purged": purged or (), "is_new": True}
+                ways.append(partial(self._copy_sorted, path, pause["commit_seq"], **options))
+        if not ways:
+            hint = "Run `scanlake rollback --undo`: it shows the newest state again."
+            raise LakeCorruptedError(
+                f"The lake was rolled back to snapshot {pause['to']}, which is missing.", hint=hint
+            )
+        return ways
+
+    def _take(self, applied: AppliedCommits) -> _Published:
+        """Take the catalog to which a writer has applied commits."""
+        applied.path.replace(self.temp)
+        return self._complete(applied.base, skip=applied.span)
+
+    def _update(self, base: DeltaBase) -> _Published:
+        """Update a copy of the published catalog."""
+        clone_file(self.layout.catalog, self.temp)
+        self.temp.chmod(_WRITABLE)
+        return self._complete(base, memory_limit=UPDATE_MEMORY_LIMIT)
+
+    def _copy_sorted(
+        self,
+        source: Path,
+        commit_seq: int,
+        *,
+        skip: tuple[int, int] = (0, 0),
+        purged: Collection[int] = (),
+        is_new: bool = False,
+    ) -> _Published:
+        """Write the rows of a catalog to a new file, sorted, without those of purged files."""
+        empty = create_empty(self.temp, self.layout)
+        with write_database(
+            self.temp, spill=self.layout.spill_dir, memory_limit=BUILD_MEMORY_LIMIT, former=source
+        ) as db:
+            rows = _copy_rows(db, purged)
+        copied: DeltaBase = {**empty, "commit_seq": commit_seq, "built_rows": rows}
+        return self._complete(copied, skip=skip, is_new=is_new)
+
+    def _build(self, memory_limit: str = BUILD_MEMORY_LIMIT) -> _Published:
+        """Make all rows from the documents."""
+        return self._complete(create_empty(self.temp, self.layout), is_new=True, memory_limit=memory_limit)
+
+    def _complete(
+        self,
+        base: DeltaBase,
+        *,
+        skip: tuple[int, int] = (0, 0),
+        is_new: bool = False,
+        memory_limit: str = BUILD_MEMORY_LIMIT,
+    ) -> _Published:
+        """Apply the commits after `base` to the file, but for a span; write the records, and the outputs.
+
+        `is_new`: its rows are not those of the outputs. Raises `OutdatedCatalogError`.
+        """
+        # No row group is written again to merge it with new rows: that would take a constant second of processor time,
+        # for a file that grows less with every update. The log starts no checkpoint.
+        settings = ["checkpoint_threshold = '1TB'"]
+        settings += ["max_vacuum_tasks = 0"] * (self.temp.stat().st_size > _MAX_MERGED_BYTES)
+        layout, ledger, since = self.layout, self.ledger, base["commit_seq"]
+        rows, in_place = base["replaced_rows"], is_updated_in_place(base["built_rows"])
+        batches = 0
+        with write_database(self.temp, spill=layout.spill_dir, memory_limit=memory_limit, settings=settings) as db:
+            if since < self.record.commit_seq:
+                for commit in iter_current_rows(layout, ledger, since_seq=since, skip=skip, run_tasks=self.run_tasks):
+                    batches += FILES.name in commit.tables
+                    rows += apply_rows(db, commit, in_place=in_place)
+            if is_new and not since and ledger.properties.rollback_pause is None:
+                for lost in read_lost_rows(db, layout, ledger):
+                    rows += apply_rows(db, lost, in_place=False)
+            if ledger.properties.rollback_pause is None:
+                self._require_all_files(db, is_built=not since)
+            former = ledger.parts()
+            outputs = write_outputs(db, layout, former, seq=self.record.commit_seq, is_new=is_new)
+            parts = [*(part for part in former if part not in outputs.old), *outputs.new]
+            counts = {table.name: count_rows(db, table) for table in TABLES}
+            record = replace(self.record, files=counts[FILES.name])
+            updated: DeltaBase = {**self._write_records(db, base, record, parts), "rows": counts}
+        updated["replaced_rows"] = rows
+        if not base["built_bytes"]:  # what was built of rows in another order is sorted by the next publish of rows
+            updated |= {"built_rows": sum(counts.values()), "built_bytes": self.temp.stat().st_size}
+            updated["replaced_rows"] = 0 if batches < 2 else rows
+        return _Published(updated, outputs, record)
+
+    def _require_all_files(self, db: duckdb.DuckDBPyConnection, *, is_built: bool) -> None:
+        """Raise `OutdatedCatalogError` if an update has not the ledger's files, a build `LakeCorruptedError`."""
+        for table, expected in (
+            (FILES, self.ledger.count_files()),
+            (DELETED_FILES, self.ledger.count_deleted_files()),
+        ):
+            files = count_rows(db, table)
+            if files != expected and is_built:
+                raise LakeCorruptedError(
+                    f"documents/ has the documents of {files:,} of {expected:,} files.", hint="Run `scanlake repair`."
+                )
+            if files != expected:
+                raise OutdatedCatalogError(f"{table.name} has {files:,} rows, not {expected:,}")
+
+    def _write_records(
+        self, db: duckdb.DuckDBPyConnection, base: DeltaBase, record: SnapshotRecord, parts: Sequence[Part]
+    ) -> DeltaBase:
+        """Write all but the rows of files; `parts` are those of the lake from now on.
+
+        Return what the next update has to know of the catalog.
+        """
+        ledger, since_seq = self.ledger, base["commit_seq"]
+        if base.get("has_expired", False):
+            since_seq = 0
+            expire_versions(db, [self.layout.part_path(part.name) for part in parts if part.table_name == RAW_TABLE])
+        write_events(db, since_seq=since_seq)
+        image_change = last_image_change(ledger)
+        write_image_table(db, ledger, since_change=base.get("image_change", 0))
+        views = {**base["views"], **write_views(db, (*FIXED_VIEWS, *list_wide_views(db)), base["views"])}
+        if views != base["views"]:  # always in a new catalog: an empty one has not the wide views
+            write_dictionary(db)
+        write_meta(db, ledger, record, parts)
+        known: DeltaBase = {**base, "commit_seq": record.commit_seq, "views": views, "image_change": image_change}
+        known.pop("has_expired", None)
+        return known
 
 
-def _create_empty(path: Path, layout: LakeLayout) -> DeltaBase:
+def _copy_rows(db: duckdb.DuckDBPyConnection, purged: Collection[int]) -> int:
+    """Copy the rows of the catalog that is attached as `former`, sorted by file. Return how many rows of tables."""
+    total = 0
+    where = f" WHERE file_id NOT IN ({', '.join(map(str, purged))})" if purged else ""
+    for table in TABLES:
+        columns = ", ".join(sql_identifier(column.name) for column in table.columns)
+        source = f"SELECT {columns} FROM former.{table.qualified_name}{where if table.is_per_file else ''}"
+        ((rows,),) = db.execute(f"SELECT count(*) FROM former.{table.qualified_name}").fetchall()
+        for query in split_sorted_query(db, source, table, size=rows * _ROW_BYTES):
+            total += db.execute(f"INSERT INTO {table.qualified_name} {query}").fetchall()[0][0]
+    for name in HISTORY:
+        db.execute(f"INSERT INTO {name} FROM former.{name}{where} ORDER BY file_id, commit_seq")
+    return total
+
+
+def create_empty(path: Path, layout: LakeLayout) -> DeltaBase:
     """Write a catalog without rows to the new file `path`. Return what an update has to know of it.
 
     A process makes it once and keeps it: the comments of all columns take most of the time of a small publish.
@@ -242,114 +399,3 @@ def _create_empty(path: Path, layout: LakeLayout) -> DeltaBase:
     base = DeltaBase(commit_seq=0, format=catalog_format, views=views, built_rows=0, built_bytes=0, replaced_rows=0)
     _empty_catalogs[catalog_format] = path.read_bytes(), base
     return base
-
-
-def _insert_sorted(db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec: CatalogSpec, table: Table) -> int:
-    size = sum(estimate_memory(layout.part_path(part.name)) for part in spec.parts_of(table.name))
-    source = select_rows_sql(layout, spec, table)
-    queries = split_sorted_query(db, source, table, size=size)
-    return sum(_change_rows(db, f"INSERT INTO {table.qualified_name} {query}") for query in queries)
-
-
-def _replace_rows(
-    db: duckdb.DuckDBPyConnection,
-    layout: LakeLayout,
-    spec: CatalogSpec,
-    table: Table,
-    *,
-    since_seq: int,
-    in_place: bool,
-) -> int:
-    """Replace the rows of the changed files. Return how many rows were deleted or inserted."""
-    new_rows = select_rows_sql(layout, spec, table, since_seq=since_seq)
-    insert = f"INSERT INTO {table.qualified_name} {new_rows}"
-    if not table.is_per_file:  # definitions, which no later commit changes
-        return _change_rows(db, insert)
-    delete = f"DELETE FROM {table.qualified_name} WHERE file_id IN (SELECT file_id FROM {CHANGED_FILES})"
-    rows = sum(part.row_count for part in spec.parts_of(table.name, since_seq))
-    if not rows:
-        return _change_rows(db, delete)
-    if in_place and rows <= _MAX_ROWS_IN_PLACE:
-        return update_rows(db, table, table.columns, new_rows)
-    return _change_rows(db, delete) + _change_rows(db, insert)
-
-
-def _change_rows(db: duckdb.DuckDBPyConnection, statement: str) -> int:
-    """Return how many rows a statement has deleted or inserted."""
-    rows: int = db.execute(statement).fetchall()[0][0]
-    return rows
-
-
-def _write_records(
-    db: duckdb.DuckDBPyConnection, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, base: DeltaBase
-) -> DeltaBase:
-    """Write all but the rows of files. Return what the next update has to know of the catalog."""
-    write_history(db, layout, spec, since_seq=base["commit_seq"])
-    image_change = last_image_change(ledger)
-    write_image_table(db, ledger, since_change=base.get("image_change", 0))
-    views = {**base["views"], **write_views(db, (*FIXED_VIEWS, *list_wide_views(db)), base["views"])}
-    if views != base["views"]:  # always in a new catalog: an empty one has not the wide views
-        write_dictionary(db)
-    write_meta(db, ledger, spec)
-    return {**base, "commit_seq": spec.snapshot.commit_seq, "views": views, "image_change": image_change}
-
-
-# Updates in place
-
-
-def update_rows(db: duckdb.DuckDBPyConnection, table: Table, columns: Sequence[Column], new_rows: str) -> int:
-    """Replace the rows of the changed files by those of the query `new_rows`, writing only the values that differ.
-
-    DuckDB reads a row group with deleted rows a tenth to a quarter more slowly, and files that change at random leave
-    some in every one. A row whose values were updated is read as if it had been written so, and keeps its place.
-    A former row is paired with a new one of the same key; other rows are deleted and inserted. Return how many.
-    """
-    name, keys = table.qualified_name, [sql_identifier(key) for key in table.key]
-    order = "position" if "position" in table.arrow.names else keys[0]
-    number = f"row_number() OVER (PARTITION BY {', '.join(keys)} ORDER BY {order}) AS _number"
-    changed = f"file_id IN (SELECT file_id FROM {CHANGED_FILES})"
-    db.execute(
-        f"CREATE OR REPLACE TEMP TABLE former_row AS SELECT rowid AS _row, {number}, * FROM {name} WHERE {changed}"
-    )
-    db.execute(f"CREATE OR REPLACE TEMP TABLE new_row AS SELECT {number}, * FROM ({new_rows})")
-    same_key = " AND ".join(f"former.{key} IS NOT DISTINCT FROM new.{key}" for key in [*keys, "_number"])
-    values = [column for column in columns if column.name not in table.key]
-    flags = "".join(f", {_differs(column)} AS {_flag(column)}" for column in values)
-    db.execute(
-        f"CREATE OR REPLACE TEMP TABLE pair AS SELECT former._row, new.*{flags}"
-        f" FROM former_row AS former JOIN new_row AS new ON {same_key}"
-    )
-    deleted, inserted = _update_pairs(db, name, values)
-    if deleted:
-        unpaired = "SELECT _row FROM former_row ANTI JOIN pair USING (_row)"
-        db.execute(f"DELETE FROM {name} WHERE rowid IN ({unpaired})")
-    if inserted:
-        selected = ", ".join(f"new.{sql_identifier(column.name)}" for column in columns)
-        unpaired = f"new_row AS new ANTI JOIN pair AS former ON {same_key}"
-        db.execute(f"INSERT INTO {name} SELECT {selected} FROM {unpaired} ORDER BY new.file_id, new.{order}")
-    return deleted + inserted
-
-
-def _differs(column: Column) -> str:
-    name = sql_identifier(column.name)
-    return f"former.{name} IS DISTINCT FROM new.{name}"
-
-
-def _flag(column: Column) -> str:
-    return sql_identifier(f"_differs_{column.name}")
-
-
-def _update_pairs(db: duckdb.DuckDBPyConnection, name: str, columns: Sequence[Column]) -> tuple[int, int]:
-    """Update each column where it differs. DuckDB writes a column's whole row group for one value.
-
-    Return how many former rows, and how many new ones, have no pair.
-    """
-    counts = ["(SELECT count(*) FROM former_row)", "(SELECT count(*) FROM new_row)", "count(*)"]
-    counts += [f"count(*) FILTER ({_flag(column)})" for column in columns]
-    ((former, new, pairs, *differing),) = db.execute(f"SELECT {', '.join(counts)} FROM pair").fetchall()
-    for column, count in zip(columns, differing, strict=True):
-        if count:
-            value = sql_identifier(column.name)
-            condition = f"{name}.rowid = pair._row AND pair.{_flag(column)}"
-            db.execute(f"UPDATE {name} SET {value} = pair.{value} FROM pair WHERE {condition}")
-    return former - pairs, new - pairs

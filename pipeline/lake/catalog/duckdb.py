@@ -309,9 +309,17 @@ def open_worker_connection(spill: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 @contextmanager
 def write_database(
-    path: Path, *, spill: Path, memory_limit: str = MEMORY_LIMIT, settings: Sequence[str] = ()
+    path: Path,
+    *,
+    spill: Path,
+    memory_limit: str = MEMORY_LIMIT,
+    settings: Sequence[str] = (),
+    former: Path | None = None,
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a connection to the database at `path`, new or not, in a transaction. Sorts may spill below `spill`."""
+    """Yield a connection to the database at `path`, new or not, in a transaction. Sorts may spill below `spill`.
+
+    `former` is attached under this name, to be read.
+    """
     options = (
         f"STORAGE_VERSION '{STORAGE_VERSION}'",
         f"ROW_GROUP_SIZE {_ROW_GROUP_ROWS}",
@@ -322,9 +330,14 @@ def write_database(
         with _attach(db, path, *options):
             for setting in settings:
                 db.execute(f"SET {setting}")
+            if former is not None:
+                refuse_other_kinds(former)
+                db.execute(f"ATTACH {sql_literal(str(former))} AS former (READ_ONLY)")
             db.execute("BEGIN")
             yield db
             db.execute("COMMIT")
+            if former is not None:
+                db.execute("DETACH former")
 
 
 @contextmanager

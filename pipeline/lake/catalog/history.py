@@ -1,88 +1,38 @@
 """What happened to files: tables of the fetched versions, with the types of `files`, and the events that they show.
 
-A version that is current has the values of its row in `files`. Those of the others are in their documents, which are
-large: only the row groups that have one are read, one at a time.
+A version has the values that its row in `files` has, or had until a later one replaced it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from pipeline.errors import LakeCorruptedError
-from pipeline.lake.catalog.duckdb import halve_memory, write_comments
-from pipeline.lake.catalog.sql import sql_identifier, sql_literal
-from pipeline.lake.catalog.tables import CHANGED_FILES, read_parts_sql, select_documents_sql
+from pipeline.lake.catalog.duckdb import write_comments
+from pipeline.lake.catalog.sql import sql_identifier, sql_read_parquet
 from pipeline.lake.catalog.views import View
-from pipeline.lake.storage.parts import RAW_TABLE
-from schemas import value_types
-from schemas.tables import COMMIT_SEQ_COLUMN, FETCHED, FILES, RAW, Column
+from schemas.tables import COMMIT_SEQ_COLUMN, FILES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection
+    from pathlib import Path
 
     import duckdb
 
-    from pipeline.lake.catalog.tables import CatalogSpec
-    from pipeline.lake.storage.layout import LakeLayout
 
 _VERSIONS: Final = "main.file_versions"
 _EVENTS: Final = "main.file_events"
-_BATCH_BYTES: Final = 4 * 1024**2  # of documents that one statement reads
+HISTORY: Final = (_VERSIONS, _EVENTS)
+"""The tables of this module."""
 _INHERITED: Final = frozenset({"id", "file_id", "updated_at"})  # each version has them
 _COLUMNS: Final = tuple(column for column in FILES.from_wire if column.wire_key not in _INHERITED)
-
-
-def _version_column(index: int, column: Column) -> str:
-    """Return a column of a version: the detail's value, also if it is null, otherwise the list item's."""
-    value = f"(coalesce(detail[{index}], item[{index}]) ->> '$')"
-    sql = value if column.kind is value_types.TEXT else f"TRY_CAST({value} AS {column.kind.sql})"
-    return f"{sql} AS {sql_identifier(column.name)}"
-
-
-def _read_document(name: str) -> str:
-    """Return the values of a document by path, parsed once."""
-    paths = ", ".join(sql_literal(f"$.{column.wire_key}") for column in _COLUMNS)
-    return f"TRY(json_extract(decode({name}), [{paths}]))"
-
-
-def _select_fetched_sql(documents: str) -> str:
-    """Return the query for the fetched versions in `documents`, a source with the columns of raw parts."""
-    return (
-        "SELECT file_id, _seq AS commit_seq, _fetched_at AS fetched_at, updated_at, _run_id AS run_id, list_item,"
-        f" detail FROM {documents} WHERE kind = '{FETCHED}'"
-    )
-
-
-def type_documents_sql(documents: str) -> str:
-    """Return the query for typed versions from `documents`, a source with the columns of raw parts."""
-    return (
-        f"WITH document AS (SELECT file_id, commit_seq, fetched_at, run_id, updated_at,"
-        f" {_read_document('list_item')} AS item, {_read_document('detail')} AS detail FROM"
-        f" ({_select_fetched_sql(documents)}))"
-        " SELECT file_id, commit_seq, fetched_at, run_id, updated_at,"
-        f" {', '.join(_version_column(index, column) for index, column in enumerate(_COLUMNS, start=1))} FROM document"
-    )
-
-
-def select_current_versions_sql(documents: str, *, since_seq: int) -> str:
-    """Return the query for the current rows of `file_versions` of later commits than one, in the order of `files`.
-
-    It reads no document: the values are those of the row, which has the fetch of its version.
-    """
-    fetch = ", ".join(f"version.{name}" for name in ("file_id", "commit_seq", "fetched_at", "run_id", "updated_at"))
-    values = ", ".join(f"files.{sql_identifier(column.name)}" for column in _COLUMNS)
-    return (
-        f"SELECT {fetch}, {values} FROM main.files JOIN (SELECT file_id, commit_seq, fetched_at, run_id, updated_at"
-        f" FROM ({_select_fetched_sql(documents)}) WHERE commit_seq > {since_seq}) AS version"
-        " ON version.file_id = files.file_id AND version.fetched_at = files._fetched_at"
-        " AND version.run_id = files._run_id"
-    )
+_FETCH: Final = {
+    "file_id": "file_id",
+    "commit_seq": COMMIT_SEQ_COLUMN,
+    "fetched_at": "_fetched_at",
+    "run_id": "_run_id",
+    "updated_at": "updated_at",
+}
+"""Columns of `files` by their names in a version."""
 
 
 def select_events_sql(versions: str) -> str:
@@ -138,72 +88,33 @@ FILE_EVENTS: Final = View(
 
 def create_history(db: duckdb.DuckDBPyConnection) -> None:
     """Create the tables without rows. Those of the lake exist."""
-    no_documents = read_parts_sql(RAW, ())
-    versions = select_current_versions_sql(no_documents, since_seq=0)
+    values = [
+        *(f"{source} AS {name}" for name, source in _FETCH.items()),
+        *(sql_identifier(column.name) for column in _COLUMNS),
+    ]
+    versions = f"SELECT {', '.join(values)} FROM {FILES.qualified_name} LIMIT 0"
     for view, query in ((FILE_VERSIONS, versions), (FILE_EVENTS, select_events_sql(_VERSIONS))):
         db.execute(f"CREATE TABLE main.{view.name} AS {query}")
         write_comments(db, "TABLE", f"main.{view.name}", view.comment, view.columns)
 
 
-def write_history(db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec: CatalogSpec, *, since_seq: int) -> None:
-    """Add the versions of later commits than one, and write the events of their files."""
-    documents = select_documents_sql(layout, spec, since_seq=since_seq)
-    db.execute(f"INSERT INTO {_VERSIONS} {select_current_versions_sql(documents, since_seq=since_seq)}")
-    parts = spec.parts_of(RAW_TABLE, since_seq)
-    former = type_documents_sql("incoming")
-    with halve_memory(db):  # Arrow takes a row group of documents, of 15 MB, several times over
-        for rows in _read_former_documents(db, [layout.part_path(part.name) for part in parts], since_seq):
-            db.register("incoming", rows)
-            db.execute(f"INSERT INTO {_VERSIONS} {former} ORDER BY file_id, commit_seq")
-            db.unregister("incoming")
-    versions = _VERSIONS
-    if since_seq:
-        changed = f"WHERE file_id IN (SELECT file_id FROM {CHANGED_FILES})"
-        db.execute(f"DELETE FROM {_EVENTS} {changed}")
-        versions = f"(FROM {_VERSIONS} {changed})"
-    db.execute(f"INSERT INTO {_EVENTS} {select_events_sql(versions)} ORDER BY file_id, commit_seq, event")
+def add_versions(db: duckdb.DuckDBPyConnection, source: str) -> None:
+    """Add the versions of rows of `files`, given as an SQL source."""
+    values = [*_FETCH.values(), *(sql_identifier(column.name) for column in _COLUMNS)]
+    order = f"file_id, {COMMIT_SEQ_COLUMN}"
+    db.execute(f"INSERT INTO {_VERSIONS} SELECT {', '.join(values)} FROM {source} ORDER BY {order}")
 
 
-def _read_former_documents(db: duckdb.DuckDBPyConnection, paths: list[Path], since_seq: int) -> Iterator[pa.Table]:
-    """Yield the documents of later versions that are not in `file_versions`, some megabytes at a time."""
-    pending: list[pa.Table] = []
-    for path, numbers in _find_former_versions(db, paths, since_seq):
-        with _name_damage(path), pq.ParquetFile(path) as file:
-            first = 0
-            for group in range(file.num_row_groups):
-                end = first + file.metadata.row_group(group).num_rows
-                group_numbers = numbers[bisect_left(numbers, first) : bisect_left(numbers, end)]
-                if group_numbers:
-                    rows = file.read_row_group(group, use_threads=False)
-                    pending.append(rows.take([number - first for number in group_numbers]))
-                first = end
-                if sum(table.nbytes for table in pending) > _BATCH_BYTES:
-                    yield pa.concat_tables(pending)
-                    pending = []
-    if pending:
-        yield pa.concat_tables(pending)
+def expire_versions(db: duckdb.DuckDBPyConnection, documents: Collection[Path]) -> None:
+    """Delete the versions that these parts of documents do not have."""
+    remaining = f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {sql_read_parquet(documents)}"
+    lost = f"SELECT rowid FROM {_VERSIONS} WHERE (file_id, commit_seq) NOT IN ({remaining})"
+    db.execute(f"DELETE FROM {_VERSIONS} WHERE rowid IN ({lost})")
 
 
-@contextmanager
-def _name_damage(path: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        raise LakeCorruptedError(
-            f"documents/{Path(path).name} cannot be read.", hint="Run `scanlake repair`."
-        ) from error
-
-
-def _find_former_versions(
-    db: duckdb.DuckDBPyConnection, paths: list[Path], since_seq: int
-) -> list[tuple[str, list[int]]]:
-    """Return the parts that have such versions, each with the numbers of their rows in order."""
-    if not paths:
-        return []
-    listed = ", ".join(sql_literal(str(path)) for path in paths)
-    return db.sql(
-        "SELECT filename, list_sort(list(file_row_number)) AS numbers FROM (SELECT file_id, filename, file_row_number,"
-        f" {COMMIT_SEQ_COLUMN} AS commit_seq FROM read_parquet([{listed}], filename = true, file_row_number = true)"
-        f" WHERE {COMMIT_SEQ_COLUMN} > {since_seq} AND kind = '{FETCHED}')"
-        f" ANTI JOIN {_VERSIONS} USING (file_id, commit_seq) GROUP BY filename ORDER BY min(commit_seq)"
-    ).fetchall()
+def write_events(db: duckdb.DuckDBPyConnection, *, since_seq: int) -> None:
+    """Write the events of the files with versions of later commits than one."""
+    changed = f"file_id IN (SELECT file_id FROM {_VERSIONS} WHERE commit_seq > {since_seq})"
+    db.execute(f"DELETE FROM {_EVENTS} WHERE {changed}")
+    events = select_events_sql(f"(FROM {_VERSIONS} WHERE {changed})")
+    db.execute(f"INSERT INTO {_EVENTS} {events} ORDER BY file_id, commit_seq, event")

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.catalog.duckdb import read_database
 from pipeline.lake.catalog.sql import sql_identifier, sql_literal
-from pipeline.lake.catalog.tables import SUPERSEDED_VERSIONS, CatalogSpec, read_spec
+from pipeline.lake.catalog.tables import read_shown_snapshot
 from pipeline.lake.ledger.format import refuse_other_formats
 from pipeline.lake.storage.layout import list_snapshots
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, TABLES
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    import pyarrow as pa
-
+    from pipeline.lake.ledger.queries import SnapshotRecord
     from pipeline.lake.storage.layout import LakeLayout
     from schemas.tables import Table
 
@@ -31,13 +30,7 @@ _BATCH_ROWS: Final = 50_000
 _COMPARED: Final = tuple(
     table for table in TABLES if table.is_per_file and table.schema == "main" and table is not DELETED_FILES
 )
-_IGNORED: Final = frozenset({"position", "_fetched_at", "_run_id"})
-
-
-class SnapshotContents(CatalogSpec, frozen=True):
-    """Contents of a kept catalog. `superseded` has the columns file_id and _seq."""
-
-    superseded: pa.Table
+_IGNORED: Final = frozenset({"position", "_fetched_at", "_run_id", COMMIT_SEQ_COLUMN})
 
 
 def require_snapshot(layout: LakeLayout, number: int) -> Path:
@@ -59,12 +52,10 @@ def open_snapshot(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         raise LakeCorruptedError(f"{path.name} cannot be read.") from error
 
 
-def read_snapshot(path: Path) -> SnapshotContents:
-    """Return the contents of the catalog at `path`. Raises the error of `open_snapshot`."""
+def read_snapshot(path: Path) -> SnapshotRecord:
+    """Return the snapshot that the catalog at `path` shows. Raises the error of `open_snapshot`."""
     with open_snapshot(path) as db:
-        spec = read_spec(db)
-        superseded = db.sql(f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {SUPERSEDED_VERSIONS}").to_arrow_table()
-    return SnapshotContents(spec.snapshot, spec.parts, superseded)
+        return read_shown_snapshot(db)
 
 
 # Differences
@@ -150,7 +141,7 @@ def _find_differing_columns(db: duckdb.DuckDBPyConnection, file_ids: Sequence[in
 
 def _differences_sql(table: Table, names: Sequence[str], no_rows: str) -> str:
     key = [sql_identifier(name) for name in table.key]
-    order = "position" if "position" in table.arrow.names else "_fetched_at"
+    order = "position" if "position" in table.arrow.names else "file_id"
     rows = (
         f"(SELECT *, row_number() OVER (PARTITION BY {', '.join(key)} ORDER BY {order}) AS occurrence"
         f" FROM (FROM {catalog}.{table.name} UNION ALL BY NAME {no_rows}) WHERE file_id IN (SELECT unnest($ids)))"

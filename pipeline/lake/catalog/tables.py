@@ -1,7 +1,4 @@
-"""What a catalog has: its tables with their columns, the SQL that reads their rows from parts, the ledger's records.
-
-Rows of superseded versions stay in the parts until a compaction. They are filtered when a part is read.
-"""
+"""What a catalog has beside the rows of files: the ledger's records, images, the data dictionary, and its format."""
 
 from __future__ import annotations
 
@@ -20,10 +17,7 @@ from pipeline.lake.catalog.duckdb import create_table, write_comments
 from pipeline.lake.catalog.sql import sql_identifier, sql_read_parquet
 from pipeline.lake.ledger.images import iter_images
 from pipeline.lake.ledger.queries import KEPT_PROPERTIES, LakeProperties, SnapshotRecord
-from pipeline.lake.storage.layout import Part
-from pipeline.lake.storage.parts import RAW_TABLE, part_schema
-from schemas import value_types
-from schemas.tables import COMMIT_SEQ_COLUMN, TABLES, find_reference
+from schemas.tables import RAW, TABLES, find_reference
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -33,8 +27,8 @@ if TYPE_CHECKING:
 
     from pipeline.lake.ledger.ledger import Ledger
     from pipeline.lake.ledger.queries import LedgerQueries
-    from pipeline.lake.storage.layout import LakeLayout
-    from schemas.tables import Column, Table
+    from pipeline.lake.storage.layout import Part
+    from schemas.tables import Column
 
 MetaColumn: TypeAlias = tuple[str, str, str]
 """A column: name, SQL type and comment."""
@@ -137,7 +131,7 @@ _SNAPSHOTS: Final = MetaTable(
     "snapshot WHERE state <> 'abandoned' ORDER BY snapshot DESC LIMIT 10000",
 )
 _REPORT_STATES: Final = (
-    "pending, ordered, saved, delivered, superseded, unknown, not_sent, rejected, timed_out or failed."
+    "pending, ordered, saved, delivered, replaced, unknown, not_sent, rejected, timed_out or failed."
 )
 _REPORTS: Final = MetaTable(
     "reports",
@@ -265,17 +259,10 @@ CATALOG_FORMAT: Final = ("catalog_format", "VARCHAR", "Hash of the tables' colum
 """A column that meta.freshness does not show."""
 
 
-# Rows, read from parts
+# Format and snapshot of a catalog
 
-PHYSICAL_SCHEMA: Final = "physical"
-"""Tables that scanlake keeps for itself: tools list the tables of `main` first, so it has only the data."""
-SUPERSEDED_VERSIONS: Final = f"{PHYSICAL_SCHEMA}.superseded_versions"
-PARTS: Final = f"{PHYSICAL_SCHEMA}.parts"
-PART_COLUMNS: Final = Part.__struct_fields__
-CHANGED_FILES: Final = "changed_file"
-"""Temporary table with the `file_id`s whose rows are replaced."""
-_FORMAT: Final = 5
-"""Raise it when a catalog is built with other rows of the same parts: then no older catalog is updated."""
+_FORMAT: Final = 6
+"""Raise it when a catalog is built with other rows of the same documents: then no older catalog is updated."""
 ARROW_TYPES: Final = {
     "VARCHAR": pa.string(),
     "BIGINT": pa.int64(),
@@ -287,28 +274,13 @@ ARROW_TYPES: Final = {
 _SQL_TYPES: Final = {arrow: name for name, arrow in ARROW_TYPES.items()} | {pa.binary(): "BLOB"}
 
 
-class CatalogSpec(Struct, frozen=True):
-    """Contents of a catalog: the snapshot that it shows, and the parts."""
-
-    snapshot: SnapshotRecord
-    parts: Sequence[Part]
-
-    def count_rows(self, *, since_seq: int) -> int:
-        """Return the number of rows in the parts of tables that came after a commit."""
-        return sum(part.row_count for table in TABLES for part in self.parts_of(table.name, since_seq))
-
-    def parts_of(self, table_name: str, since_seq: int = 0) -> list[Part]:
-        """Return the parts of one table that have commits after a commit."""
-        return [part for part in self.parts if part.table_name == table_name and part.last_commit_seq > since_seq]
-
-
-def read_spec(db: duckdb.DuckDBPyConnection) -> CatalogSpec:
-    """Return the contents of an open catalog. Raises `duckdb.Error`."""
+def read_shown_snapshot(db: duckdb.DuckDBPyConnection) -> SnapshotRecord:
+    """Return the snapshot that an open catalog shows. Raises `duckdb.Error`, and `IndexError` for none."""
     row = db.execute(
-        "SELECT snapshot, epoch_us(f.published_at), coalesce(s.run_id, ''), f.complete, 0, f.files,"
+        "SELECT snapshot, epoch_us(f.published_at), coalesce(s.run_id, ''), f.complete, f.commit_seq, f.files,"
         " epoch_us(f.watermark) FROM meta._freshness AS f LEFT JOIN meta.snapshots AS s USING (snapshot)"
     ).fetchall()[0]
-    return CatalogSpec(SnapshotRecord(*row), read_parts(db))
+    return SnapshotRecord(*row)
 
 
 def read_kept_properties(db: duckdb.DuckDBPyConnection) -> dict[str, str]:
@@ -326,11 +298,6 @@ def read_kept_properties(db: duckdb.DuckDBPyConnection) -> dict[str, str]:
     return properties
 
 
-def read_parts(db: duckdb.DuckDBPyConnection) -> list[Part]:
-    """Return the parts that an open catalog names. Raises `duckdb.Error`."""
-    return [Part(*row) for row in db.execute(f"SELECT {', '.join(PART_COLUMNS)} FROM {PARTS}").fetchall()]
-
-
 def name_type(column: Column) -> str:
     """Return the SQL type of a column in a catalog."""
     return column.kind.sql if column.nullable else f"{column.kind.sql} NOT NULL"
@@ -342,47 +309,12 @@ def describe_format() -> str:
     return blake2b(repr([_FORMAT, __version__, shapes, META_TABLES]).encode(), digest_size=8).hexdigest()
 
 
-def _select_column(column: Column) -> str:
-    """Return a column of the parts as an item of SELECT."""
-    name = sql_identifier(column.name)
-    return f"TRY_CAST({name} AS JSON) AS {name}" if column.kind is value_types.JSON else name
-
-
-def select_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table, *, since_seq: int = 0) -> str:
-    """Return the query for the current rows of a table in its parts, of versions that came after a commit."""
-    source = _read_parts_sql(layout, table.name, spec.parts_of(table.name, since_seq))
-    if since_seq:
-        source = f"(SELECT * FROM {source} WHERE {COMMIT_SEQ_COLUMN} > {since_seq})"
-    if table.is_per_file:  # only rows that no later version supersedes
-        source = (
-            f"(SELECT part.* FROM {source} AS part"
-            f" ANTI JOIN {SUPERSEDED_VERSIONS} AS superseded ON part.file_id = superseded.file_id"
-            f" AND part.{COMMIT_SEQ_COLUMN} = superseded.{COMMIT_SEQ_COLUMN})"
-        )
-    return f"SELECT {', '.join(map(_select_column, table.columns))} FROM {source}"
-
-
-def select_changed_files_sql(layout: LakeLayout, spec: CatalogSpec, *, since_seq: int) -> str:
-    """Return the query for the ids of the files that were added, changed, deleted or removed after a commit."""
-    documents = select_documents_sql(layout, spec, since_seq=since_seq)
-    return f"SELECT DISTINCT file_id FROM {documents} WHERE {COMMIT_SEQ_COLUMN} > {since_seq}"
-
-
-def _read_parts_sql(layout: LakeLayout, table_name: str, parts: Sequence[Part]) -> str:
-    return read_parts_sql(part_schema(table_name), [layout.part_path(part.name) for part in parts])
-
-
-def read_parts_sql(schema: pa.Schema, paths: Collection[Path]) -> str:
-    """Return the SQL source of the rows in some parts, with every column of `schema`, also without parts."""
+def read_documents_sql(paths: Collection[Path]) -> str:
+    """Return the SQL source of the rows in some parts of documents, with every column, also without parts."""
     # Without the first query the columns that a later version has added would be missing.
-    columns = ", ".join(f"NULL::{_SQL_TYPES[field.type]} AS {sql_identifier(field.name)}" for field in schema)
+    columns = ", ".join(f"NULL::{_SQL_TYPES[field.type]} AS {sql_identifier(field.name)}" for field in RAW)
     rows = f" UNION ALL BY NAME FROM {sql_read_parquet(paths)}" if paths else ""
     return f"(SELECT {columns} WHERE false{rows})"
-
-
-def select_documents_sql(layout: LakeLayout, spec: CatalogSpec, *, since_seq: int = 0) -> str:
-    """Return the SQL source of the raw documents in parts with later commits than one."""
-    return _read_parts_sql(layout, RAW_TABLE, spec.parts_of(RAW_TABLE, since_seq))
 
 
 # Records of the ledger, images, data dictionary
@@ -402,19 +334,6 @@ IMAGE_COLUMNS: Final = (
 )
 IMAGE_KEY: Final = ("file_id", "upload_id", "kind")
 IMAGES_COMMENT: Final = "One row per image of an upload, full or thumbnail: stored, or the reason why not."
-_SUPERSEDED_COLUMNS: Final = (
-    ("file_id", "BIGINT", "The file."),
-    (COMMIT_SEQ_COLUMN, "BIGINT", "Commit that wrote the version."),
-)
-_PART_COLUMNS: Final = (
-    ("name", "VARCHAR", "Path below the lake's folder."),
-    ("table_name", "VARCHAR", "Table that the rows belong to, or raw."),
-    ("first_commit_seq", "BIGINT", "First commit in the part."),
-    ("last_commit_seq", "BIGINT", "Last commit in the part."),
-    ("row_count", "BIGINT", "Number of rows, superseded ones included."),
-    ("bytes", "BIGINT", "Size of the file."),
-    ("sha256", "VARCHAR", "SHA-256 of the file."),
-)
 _DICTIONARY_COLUMNS: Final = (
     ("table_name", "VARCHAR", "Table or view."),
     ("column_name", "VARCHAR", "Column."),
@@ -432,6 +351,9 @@ _DICTIONARY_COLUMNS: Final = (
 _FRESHNESS_COLUMNS: Final = (
     *(column for column in FRESHNESS_COLUMNS if column[0] != "age_seconds"),
     CATALOG_FORMAT,
+    ("commit_seq", "BIGINT", "Last commit whose rows are in the catalog."),
+    ("parts", "BIGINT", "Parts of documents and outputs."),
+    ("bytes", "BIGINT", "Size of them."),
     ("properties", "VARCHAR", "For a ledger that is rebuilt: the lake's id, its service, its targets."),
 )
 _FRESHNESS: Final = "meta._freshness"
@@ -440,10 +362,7 @@ _DICTIONARY: Final = "meta.data_dictionary"
 
 def create_meta(db: duckdb.DuckDBPyConnection) -> None:
     """Create what the functions of this module write, without rows."""
-    db.execute(f"CREATE SCHEMA {PHYSICAL_SCHEMA}")
     for name, comment, columns in (
-        (SUPERSEDED_VERSIONS, "Superseded versions of files. Their rows do not count.", _SUPERSEDED_COLUMNS),
-        (PARTS, "Parquet files of this snapshot, with their hashes.", _PART_COLUMNS),
         *((f"meta.{table.name}", table.comment, table.columns) for table in META_TABLES),
         (_FRESHNESS, "One row: the source of meta.freshness.", _FRESHNESS_COLUMNS),
         (_DICTIONARY, "One row per column of the tables and views in main.", _DICTIONARY_COLUMNS),
@@ -456,21 +375,17 @@ def create_meta(db: duckdb.DuckDBPyConnection) -> None:
     write_comments(db, "VIEW", "meta.freshness", "One row: how current this snapshot is.", comments)
 
 
-def write_superseded_versions(db: duckdb.DuckDBPyConnection, ledger: Ledger) -> None:
-    """Write the versions whose rows do not count; the queries of the tables read them."""
-    _write_table(db, SUPERSEDED_VERSIONS, _SUPERSEDED_COLUMNS, ledger.superseded_columns())
+def write_meta(db: duckdb.DuckDBPyConnection, ledger: Ledger, record: SnapshotRecord, parts: Sequence[Part]) -> None:
+    """Write the tables of schema `meta` that show the ledger; `write_dictionary` writes the data dictionary.
 
-
-def write_meta(db: duckdb.DuckDBPyConnection, ledger: Ledger, spec: CatalogSpec) -> None:
-    """Write the tables of schema `meta` and the list of the parts; `write_dictionary` writes the data dictionary."""
-    part_columns = [[getattr(part, name) for part in spec.parts] for name, _, _ in _PART_COLUMNS]
-    _write_table(db, PARTS, _PART_COLUMNS, part_columns)
+    `parts` are those of the lake with this catalog.
+    """
     for table in META_TABLES:
         rows = ledger.query(f"SELECT {', '.join(name for name, _, _ in table.columns)} FROM {table.source}")
         types = enumerate(sql_type for _, sql_type, _ in table.columns)
         values = ([_to_arrow_value(row[index], sql_type) for row in rows] for index, sql_type in types)
         _write_table(db, f"meta.{table.name}", table.columns, values)
-    _write_freshness(db, ledger, spec)
+    _write_freshness(db, ledger, record, parts)
 
 
 def _write_table(
@@ -498,10 +413,12 @@ def _to_arrow_value(value: Any, sql_type: str) -> Any:
     return bool(value) if sql_type == "BOOLEAN" and value is not None else value
 
 
-def _write_freshness(db: duckdb.DuckDBPyConnection, ledger: Ledger, spec: CatalogSpec) -> None:
+def _write_freshness(
+    db: duckdb.DuckDBPyConnection, ledger: Ledger, record: SnapshotRecord, parts: Sequence[Part]
+) -> None:
     run, properties = ledger.last_run(), ledger.properties
     row: dict[str, Any] = {
-        **asdict(spec.snapshot),
+        **asdict(record),
         "deleted_files": ledger.count_deleted_files(),
         "rejects": sum(ledger.count_rejects().values()),
         "last_run_id": run.run_id if run else None,
@@ -510,6 +427,8 @@ def _write_freshness(db: duckdb.DuckDBPyConnection, ledger: Ledger, spec: Catalo
         "last_verify_at": properties.last_verify_at,
         "texts_from": properties.texts_from,
         CATALOG_FORMAT[0]: describe_format(),
+        "parts": len(parts),
+        "bytes": sum(part.bytes for part in parts),
         "properties": json.dumps(ledger.kept_properties()),
     }
     _write_table(db, _FRESHNESS, _FRESHNESS_COLUMNS, [[row[name]] for name, _, _ in _FRESHNESS_COLUMNS])

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from pipeline.lake.catalog.duckdb import write_comments
 from pipeline.lake.catalog.sql import sql_identifier, sql_literal
-from schemas.tables import WORKFLOW_DEFINITION_STEPS, WORKFLOW_DEFINITIONS
+from schemas.tables import COMMIT_SEQ_COLUMN, WORKFLOW_DEFINITION_STEPS, WORKFLOW_DEFINITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -64,11 +64,11 @@ DAMAGE: Final = View(
 
 
 def _table_columns(table: Table) -> tuple[tuple[str, str], ...]:
-    return tuple((column.name, column.comment) for column in table.columns)
+    return tuple((column.name, column.comment) for column in table.columns if column.name != COMMIT_SEQ_COLUMN)
 
 
 def _column_list(table: Table, prefix: str = "") -> str:
-    return ", ".join(f"{prefix}{sql_identifier(column.name)}" for column in table.columns)
+    return ", ".join(f"{prefix}{sql_identifier(name)}" for name, _ in _table_columns(table))
 
 
 WORKFLOWS: Final = View(

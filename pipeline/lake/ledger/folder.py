@@ -103,7 +103,7 @@ def find_other_entry(layout: LakeLayout) -> str | None:
     for path in sorted(map(layout.root.joinpath, list_names(layout.root))):
         is_of_first_run = path == layout.ledger or (path == journal and layout.ledger.exists()) or is_temp_file(path)
         is_own_lock = path == layout.lock and has_lock_note(layout)
-        if not (is_of_first_run or is_own_lock or is_run_stats(path)):
+        if not (is_of_first_run or is_own_lock):
             return path.name
     return None
 
@@ -118,12 +118,6 @@ def has_restore_mark(folder: Path) -> bool:
 def _read_begin(path: Path, count: int) -> bytes:
     with path.open("rb") as file:
         return file.read(count)
-
-
-def is_run_stats(path: Path) -> bool:
-    """Return whether a file is the statistics of runs that earlier versions wrote, and no lake needs."""
-    is_file = path.name == "run_stats.json" and not path.is_symlink() and path.is_file()
-    return is_file and _read_begin(path, 8) == b'{"runs":'
 
 
 def missing_catalog_error(layout: LakeLayout, settings: Settings) -> ScanlakeError:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 APPLICATION_ID: Final = int.from_bytes(b"SCLK")
 """SQLite's application id in the header of every ledger: another program's database has another one."""
-FORMAT: Final = 10
+FORMAT: Final = 11
 """Format of the lake. Raise it when `ledger.sql`, a property of the lake, or the layout of its files changes."""
 _SCHEMA: Final = resources.files(__package__).joinpath("ledger.sql").read_text("utf-8")
 _OBJECTS: Final = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from pipeline.lake.ledger.queries import Commit, FileVersionRecord, VerificationRecord
+    from pipeline.lake.ledger.queries import CatalogRecord, Commit, DeltaBase, FileVersionRecord, VerificationRecord
     from pipeline.lake.storage.layout import Part
 
 _TIMEOUT_SECONDS: Final = 30.0  # for which SQLite waits for another process
@@ -167,7 +167,6 @@ class Ledger(LedgerQueries):
                 set_properties(db, has_unpublished_rows=True)
             for part in commit.parts:
                 insert(db, "part", asdict(part))
-            _set_pending_rows(db, commit)
             _upsert_file_versions(db, commit)
             definitions = [(name, commit.commit_seq) for name in commit.definitions]
             insert_all(db, "definition", ("hash", "commit_seq"), definitions, on_conflict="IGNORE")
@@ -189,12 +188,10 @@ class Ledger(LedgerQueries):
             set_properties(db, **properties)
 
     def switch_key_to_instance(self, run_id: str, at: int) -> None:
-        """Make the instance the key of a file. All rows under shared ids are superseded; the crawl starts again."""
+        """Make the instance the key of a file. No row under a shared id counts any more; the crawl starts again."""
         with self.transaction() as db:
             # Everything is read again: no watermark holds, and a queued or rejected shared id is no file.
             set_properties(db, identity="file_id", watermark=None)
-            versions = "SELECT commit_seq, file_id FROM file_version"
-            db.execute(f"INSERT OR IGNORE INTO superseded_version (commit_seq, file_id) {versions}")
             for table in ("file_version", "coverage", "refetch_queue"):
                 db.execute(f"DELETE FROM {table}")
             db.execute("DELETE FROM reject WHERE file_id IS NOT NULL")
@@ -203,45 +200,19 @@ class Ledger(LedgerQueries):
 
     # Parts
 
-    def add_rows(self, parts: Sequence[Part]) -> None:
-        """Record the parts with all rows that were pending."""
+    def replace_parts(self, old: Sequence[Part], new: Sequence[Part]) -> None:
+        """Replace parts of documents. The rows that they make are the same."""
         with self.transaction() as db:
-            for part in parts:
-                insert(db, "part", asdict(part))
-            set_properties(db, pending_rows_from=None)
+            replace_parts(db, old, new)
+            require_publish(db, same_rows=True)
 
-    def replace_parts(
-        self,
-        old: Sequence[Part],
-        new: Sequence[Part],
-        *,
-        superseded_span: tuple[int, int],
-        at: int,
-        same_rows: bool = False,
-    ) -> int:
-        """Replace parts and retire the old ones. The new ones have no superseded rows of the span.
-
-        `same_rows`: their current rows are those of the old ones. Returns the number of superseded versions that were
-        deleted.
-        """
+    def record_catalog(
+        self, catalog: CatalogRecord, base: DeltaBase, *, old: Sequence[Part], new: Sequence[Part]
+    ) -> None:
+        """Record the catalog that was published, what an update must know of it, and its outputs: all together."""
         with self.transaction() as db:
-            replace_parts(db, (part.name for part in old), new, at=at)
-            deleted = db.execute("DELETE FROM superseded_version WHERE commit_seq BETWEEN ? AND ?", superseded_span)
-            require_publish(db, same_rows=same_rows)
-        return deleted.rowcount
-
-    def delete_retired(self, names: Sequence[str]) -> None:
-        """Delete the entries of retired parts whose files are deleted."""
-        with self.transaction() as db:
-            db.executemany("DELETE FROM retired_part WHERE name = ?", [(name,) for name in names])
-
-    def correct_part(self, entry: Part) -> None:
-        """Change the recorded size, hash and row count of a part to those of an entry in the catalog."""
-        with self.transaction() as db:
-            db.execute(
-                "UPDATE part SET bytes = ?, sha256 = ?, row_count = ? WHERE name = ?",
-                (entry.bytes, entry.sha256, entry.row_count, entry.name),
-            )
+            set_properties(db, catalog=catalog, delta_base=base)
+            replace_parts(db, old, new)
 
     def delete_definitions(self, hashes: Sequence[str]) -> None:
         """Delete workflow definitions. The next file with one of them brings it again."""
@@ -253,9 +224,9 @@ class Ledger(LedgerQueries):
     ) -> None:
         """Queue files whose documents are lost, given as {file id: document of the reject}.
 
-        The versions of `incomplete` files are superseded, because parts have lost some of their rows.
+        `incomplete` files have lost their rows, too: they leave the lake until then.
         """
-        superseded = [(file_id,) for file_id in sorted(incomplete & documents.keys())]
+        removed = [(file_id,) for file_id in sorted(incomplete & documents.keys())]
         file_ids = [(file_id,) for file_id in documents]
         rejects = [(f"file {key}", key, reason, text, run_id, at, at, 1) for key, text in documents.items()]
         with self.transaction() as db:
@@ -264,15 +235,14 @@ class Ledger(LedgerQueries):
                 " SELECT file_id, updated_at FROM file_version WHERE file_id = ?",
                 file_ids,
             )
-            _supersede_file_versions(db, superseded)
-            db.executemany("DELETE FROM file_version WHERE file_id = ?", superseded)
+            db.executemany("DELETE FROM file_version WHERE file_id = ?", removed)
             db.executemany("UPDATE file_version SET is_stable = 0 WHERE file_id = ?", file_ids)
             db.executemany(
                 "INSERT OR REPLACE INTO reject (reject_key, file_id, reason, document, run_id, first_seen_at,"
                 " last_tried_at, attempts) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 rejects,
             )
-            require_publish(db)
+            require_publish(db, same_rows=not removed)
 
     def delete_rejects_without_id(self, run_id: str, is_listed: Callable[[bytes], bool]) -> None:
         """Delete the rejects without an id that a complete list does not have, unless this run has recorded them."""
@@ -306,13 +276,10 @@ class Ledger(LedgerQueries):
             insert(db, "snapshot", {**asdict(record), "state": state}, on_conflict="REPLACE")
         return record
 
-    def end_snapshot(self, number: int) -> None:
-        """Record that readers see the snapshot with every commit so far."""
+    def end_snapshot(self, record: SnapshotRecord) -> None:
+        """Record that readers see the snapshot, with all commits that count."""
         with self.transaction() as db:
-            db.execute(
-                "UPDATE snapshot SET state = 'published', commit_seq = ? WHERE snapshot = ?",
-                (next_commit_seq(db) - 1, number),
-            )
+            insert(db, "snapshot", {**asdict(record), "state": "published"}, on_conflict="REPLACE")
             set_properties(db, has_unpublished_rows=False)
 
 
@@ -433,8 +400,6 @@ def _upsert_file_versions(db: sqlite3.Connection, commit: Commit) -> None:
     """Make the versions and tombstones of a commit the current ones."""
     deleted = [(tombstone.file_id,) for tombstone in commit.tombstones]
     file_ids = [(version.file_id,) for version in commit.versions] + deleted
-    # The rows of the former version are no longer current, in any table: child rows are replaced as a set.
-    _supersede_file_versions(db, file_ids)
     seq, run_id = commit.commit_seq, commit.run_id
     db.executemany(
         "INSERT OR REPLACE INTO file_version (file_id, commit_seq, deleted, updated_at, fetched_at, digest,"
@@ -456,29 +421,9 @@ def _upsert_file_versions(db: sqlite3.Connection, commit: Commit) -> None:
     insert_all(db, "refetch_queue", ("file_id", "updated_at"), commit.refetch, on_conflict="REPLACE")
 
 
-def _set_pending_rows(db: sqlite3.Connection, commit: Commit) -> None:
-    """Record whether rows of this commit, or of earlier ones, are not in parts yet."""
-    if commit.rows_pending is False:
-        set_properties(db, pending_rows_from=None)
-    elif commit.rows_pending:
-        row = {"name": "pending_rows_from", "value": json.dumps(commit.commit_seq)}
-        insert(db, "lake_property", row, on_conflict="IGNORE")  # that of an earlier commit stays
-
-
-def _supersede_file_versions(db: sqlite3.Connection, file_ids: Sequence[tuple[int]]) -> None:
-    """Record that the current versions of some files are superseded."""
-    db.executemany(
-        "INSERT OR IGNORE INTO superseded_version (commit_seq, file_id)"
-        " SELECT commit_seq, file_id FROM file_version WHERE file_id = ?",
-        file_ids,
-    )
-
-
-def replace_parts(db: sqlite3.Connection, old: Iterable[str], new: Iterable[Part], *, at: int) -> None:
-    """Replace the parts named in `old`, which are retired, by new ones."""
-    names = list(old)
-    db.executemany("DELETE FROM part WHERE name = ?", [(name,) for name in names])
-    insert_all(db, "retired_part", ("name", "retired_at"), [(name, at) for name in names], on_conflict="REPLACE")
+def replace_parts(db: sqlite3.Connection, old: Iterable[Part], new: Iterable[Part]) -> None:
+    """Replace parts by new ones. The next command deletes the files of the old ones: a reader may use them now."""
+    db.executemany("DELETE FROM part WHERE name = ?", [(part.name,) for part in old])
     for part in new:
         insert(db, "part", asdict(part))
 

@@ -24,10 +24,7 @@ CREATE TABLE part (
     last_commit_seq INTEGER NOT NULL, row_count INTEGER NOT NULL, bytes INTEGER NOT NULL, sha256 TEXT NOT NULL
 );
 
--- Parts that a compaction replaced. Their files stay while a snapshot or a reader may need them.
-CREATE TABLE retired_part (name TEXT PRIMARY KEY, retired_at INTEGER NOT NULL);
-
--- The current version of each file: every table shows the rows of this version only.
+-- The current version of each file, whose rows the catalog shows.
 CREATE TABLE file_version (
     file_id INTEGER PRIMARY KEY, commit_seq INTEGER NOT NULL, deleted INTEGER NOT NULL, updated_at INTEGER,
     fetched_at INTEGER NOT NULL, digest BLOB NOT NULL, fetch_signature TEXT NOT NULL, is_stable INTEGER NOT NULL,
@@ -35,11 +32,6 @@ CREATE TABLE file_version (
 );
 
 CREATE INDEX file_deleted ON file_version (file_id) WHERE deleted;
-
--- Versions that are no longer current, while parts still have their rows.
-CREATE TABLE superseded_version (
-    commit_seq INTEGER NOT NULL, file_id INTEGER NOT NULL, PRIMARY KEY (commit_seq, file_id)
-) WITHOUT ROWID;
 
 CREATE TABLE definition (hash TEXT PRIMARY KEY, commit_seq INTEGER NOT NULL) WITHOUT ROWID;
 

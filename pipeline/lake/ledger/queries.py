@@ -124,9 +124,8 @@ class Commit(Struct, frozen=True):
     """Everything that one transaction makes current together.
 
     `parts` are on disk. `digests` of the list items go with `versions`, in order.
-    `resolved_files` need no further refetch, `refetch` lists files for the next run: (id, updated_at). `rows_pending`:
-    the rows of `versions` are not in parts yet (True); `parts` has all rows that were pending (False); nothing changes
-    in this respect (None). `run` and `progress` are the counts of a run that goes on.
+    `resolved_files` need no further refetch, `refetch` lists files for the next run: (id, updated_at). `run` and
+    `progress` are the counts of a run that goes on.
     """
 
     commit_seq: int
@@ -137,7 +136,6 @@ class Commit(Struct, frozen=True):
     digests: Sequence[bytes] = ()
     tombstones: Sequence[Tombstone] = ()
     rejects: Sequence[Reject] = ()
-    rows_pending: bool | None = None
     resolved_files: Sequence[int] = ()
     refetch: Sequence[tuple[int, int | None]] = ()
     drift: Mapping[tuple[str, str, str], int] | None = None
@@ -149,10 +147,11 @@ class Commit(Struct, frozen=True):
 
 
 class RollbackPause(TypedDict):
-    """Why syncing is paused: the lake shows snapshot `to` again, as the new snapshot `snapshot`."""
+    """Why syncing is paused: the lake shows snapshot `to` again, as `snapshot`. Its last commit is `commit_seq`."""
 
     to: int
     snapshot: int
+    commit_seq: int
 
 
 class RunProgress(TypedDict):
@@ -191,8 +190,9 @@ class PublishRecord(TypedDict):
 class DeltaBase(TypedDict):
     """A catalog that can be updated: its last commit, the format of its tables, the hashes of its views.
 
-    `built_rows` and `built_bytes` are its size when it was built; updates have deleted or inserted `replaced_rows`.
-    `image_change` is the last change of an image's row in it.
+    `rows` are those of each table. `built_rows` and `built_bytes` are its size when it was built; updates have deleted
+    or inserted `replaced_rows`. `image_change` is the last change of an image's row in it. `has_expired`: its history
+    has versions whose documents have expired.
     """
 
     commit_seq: int
@@ -201,7 +201,9 @@ class DeltaBase(TypedDict):
     built_rows: int
     built_bytes: int
     replaced_rows: int
+    rows: NotRequired[Mapping[str, int]]
     image_change: NotRequired[int]
+    has_expired: NotRequired[bool]
 
 
 KEPT_PROPERTIES: Final = frozenset(
@@ -227,7 +229,7 @@ class LakeProperties(Struct, frozen=True):
     learned_limits: dict[str, Any] | None = None  # rate and concurrency, for the next run's rate limiter
     catalog: CatalogRecord | None = None
     has_unpublished_rows: bool = True  # the newest snapshot lacks rows, or has rows that do not count any more
-    delta_base: DeltaBase | None = None  # None: the catalog must be built from the parts
+    delta_base: DeltaBase | None = None  # None: the catalog must be built from the documents
     purge_in_progress: tuple[int, ...] | None = None  # file ids; committed, but the old files may still exist
     purged_pictures: Sequence[str] = ()  # paths below the lake's folder that a purge in progress deletes
     rollback_pause: RollbackPause | None = None
@@ -239,7 +241,6 @@ class LakeProperties(Struct, frozen=True):
     backups: Mapping[str, int] = {}  # URL: the last purge that the backup there has followed; it is not reached
     unproven_files: int = 0  # that the list has, and the last sync could not see; the watermark waits for them
     run_progress: RunProgress | None = None  # of the last run that fetched
-    pending_rows_from: int | None = None  # first commit whose rows are not in parts, only its documents are
 
     def require_service(self, base_url: str) -> None:
         """Raise `SettingsError` if the lake has data of another service. A first attempt without data binds nothing."""
@@ -394,12 +395,6 @@ class LedgerQueries:
         newest: int | None = self.query("SELECT max(updated_at) FROM file_version")[0][0]
         return newest
 
-    def superseded_columns(self, span: tuple[int, int] | None = None) -> tuple[list[int], list[int]]:
-        """Return the superseded versions whose rows parts still have: their file ids and their commits."""
-        sql = "SELECT file_id, commit_seq FROM superseded_version WHERE commit_seq BETWEEN ? AND ?"
-        rows = self.query(f"{sql} ORDER BY commit_seq, file_id", span or _ALL_COMMITS)
-        return [row[0] for row in rows], [row[1] for row in rows]  # by index: there may be many
-
     def refetch_requests(self) -> list[RefetchRecord]:
         """Return the files that the next run fetches again: rejected ones, then queued ones."""
         rejected = (
@@ -459,22 +454,12 @@ class LedgerQueries:
     # Parts
 
     def parts(self) -> list[Part]:
-        """Return the parts with current rows, oldest first."""
+        """Return the parts of documents and the outputs, oldest first."""
         return self.select(Part, "part ORDER BY first_commit_seq, name")
 
-    def row_counts(self, *, since_seq: int) -> dict[str, int]:
-        """Return the number of rows by table in the parts that begin at a commit or later."""
-        sql = "SELECT table_name, sum(row_count) FROM part WHERE first_commit_seq >= ?"
-        return self._mapping(f"{sql} GROUP BY table_name ORDER BY table_name", (since_seq,))
-
-    def retired_parts(self, before: int = _ALL_COMMITS[1]) -> list[str]:
-        """Return the names of the parts without current rows that were replaced before an instant, oldest first."""
-        sql = "SELECT name FROM retired_part WHERE retired_at < ? ORDER BY retired_at, name"
-        return [row[0] for row in self.query(sql, (before,))]
-
     def part_names(self) -> set[str]:
-        """Return the names of all parts, with retired ones."""
-        return {row[0] for row in self.query("SELECT name FROM part UNION ALL SELECT name FROM retired_part")}
+        """Return the names of all parts."""
+        return {row[0] for row in self.query("SELECT name FROM part")}
 
     # Runs and snapshots
 
@@ -520,8 +505,10 @@ class LedgerQueries:
 
     def has_unpublished_commits(self) -> bool:
         """Return whether the newest catalog lacks a commit."""
-        last = self.last_snapshot()
-        return last is None or last.commit_seq < self.next_commit_seq() - 1
+        last, properties = self.last_snapshot(), self.properties
+        if properties.rollback_pause is not None:  # the later ones are not shown
+            return properties.has_unpublished_rows
+        return last is None or last.commit_seq < properties.next_commit_seq - 1
 
     def last_purge_at(self) -> int | None:
         """Return when files were last purged, in microseconds; None before a purge."""

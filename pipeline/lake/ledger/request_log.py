@@ -31,7 +31,7 @@ class OrderState(StrEnum):
     ORDERED = "ordered"  # with the hash of a PDF, that is about to get its name
     SAVED = "saved"  # the PDF has its name; its files are not confirmed a second time yet
     DELIVERED = "delivered"  # every file of the PDF was confirmed before the order and after the PDF was saved
-    SUPERSEDED = "superseded"  # a file was not confirmed after the PDF was saved: the PDF does not count
+    REPLACED = "replaced"  # a file was not confirmed after the PDF was saved: the PDF does not count
     UNKNOWN = "unknown"  # the response was lost
     NOT_SENT = "not_sent"
     REJECTED = "rejected"
@@ -262,7 +262,7 @@ class RequestLog:
         return changed
 
     def exclude_files(
-        self, job: str, batch: int, reasons: Mapping[int, str], at: int, superseded: ReportOrderRecord | None = None
+        self, job: str, batch: int, reasons: Mapping[int, str], at: int, replaced: ReportOrderRecord | None = None
     ) -> None:
         """Take files out of their batch, each with its reason, and record the order whose PDF does not count."""
         with self.ledger.transaction() as db:
@@ -271,8 +271,8 @@ class RequestLog:
                 " WHERE job = ? AND batch = ? AND file_id = ?",
                 [(reason, at, job, batch, file_id) for file_id, reason in reasons.items()],
             )
-            if superseded is not None:
-                _update_order(db, job, superseded, ("state", "error", "references_found"))
+            if replaced is not None:
+                _update_order(db, job, replaced, ("state", "error", "references_found"))
             db.execute(
                 "DELETE FROM report_batch AS b WHERE job = ? AND batch = ? AND NOT EXISTS (SELECT *"
                 " FROM report_file AS f WHERE f.job = b.job AND f.batch = b.batch) AND NOT EXISTS (SELECT *"

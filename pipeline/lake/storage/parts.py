@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -14,10 +12,10 @@ import pyarrow.parquet as pq
 from pipeline.errors import LakeCorruptedError
 from pipeline.lake.storage.atomic_files import sha256_file
 from pipeline.lake.storage.layout import LakeLayout, Part, is_part_name, translate_os_errors, write_read_only
-from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FETCHED, FILES, RAW
+from schemas.tables import COMMIT_SEQ_COLUMN, FETCHED, RAW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from schemas.file_versions import FileVersion
@@ -44,23 +42,6 @@ RAW_OPTIONS: Final[dict[str, Any]] = {
     "use_dictionary": ["_run_id", COMMIT_SEQ_COLUMN, "fetch_signature", "kind"],  # no two documents are equal
 }
 _MAX_DICTIONARY_RATIO: Final = 0.5  # distinct values per row, up to which a dictionary makes the file smaller
-_REPEATED_VALUE_BYTES: Final = 12  # in memory, of a value that the file's dictionary holds once
-_MAX_FILES: Final = 16_384  # 200,000 files are 13 part groups; a run after a kill flattens at most so many again
-_MAX_PENDING_BYTES: Final = 4 * 1024 * 1024  # of a table, as Arrow; a row group of so many is sorted and encoded
-_SAMPLE_ROWS: Final = 4_096  # of the first row group; ten thousand choose the same columns and take three times as long
-_WRITER_THREADS: Final = 4  # each waits for the disk twice
-
-
-def part_schema(table_name: str) -> pa.Schema:
-    """Return the schema of a table's parts, with field ids. Writers take it from here, not from the rows."""
-    return RAW if table_name == RAW_TABLE else BY_NAME[table_name].arrow
-
-
-def write_part(layout: LakeLayout, table_name: str, rows: pa.Table, *, run_id: str, seq: int) -> Part:
-    """Write `rows` as a run's part of commit `seq`."""
-    target = _part_path(layout.table_dir(table_name), run_id, seq)
-    content = _encode_tables([rows], part_schema(table_name), WRITE_OPTIONS)
-    return _write_content(layout, target, table_name, content, rows=rows.num_rows, seqs=(seq, seq))
 
 
 def write_raw_part(
@@ -75,7 +56,10 @@ def write_raw_part(
     """Write the documents of some versions as a run's raw part of commit `seq`; `digests` are those of `versions`."""
     target = _part_path(layout.documents_dir, run_id, seq)
     content = encode_documents(versions, digests, run_id=run_id, seq=seq, texts_from_list=texts_from_list)
-    return _write_content(layout, target, RAW_TABLE, content, rows=len(versions), seqs=(seq, seq))
+    with write_read_only(target) as temp:
+        temp.write_bytes(content)
+    sha256 = hashlib.sha256(content).hexdigest()
+    return Part(layout.part_name(target), RAW_TABLE, seq, seq, len(versions), len(content), sha256)
 
 
 def write_raw_rows(layout: LakeLayout, batches: Iterable[pa.Table], *, run_id: str, seq: int) -> Part:
@@ -88,25 +72,17 @@ def write_raw_rows(layout: LakeLayout, batches: Iterable[pa.Table], *, run_id: s
         for rows in batches
     )
     target = _part_path(layout.documents_dir, run_id, seq, number=1)
-    return write_batches(layout, target, RAW_TABLE, complete, seqs=(seq, seq))
+    return write_batches(layout, target, complete, seqs=(seq, seq))
 
 
 def write_batches(
-    layout: LakeLayout,
-    target: Path,
-    table_name: str,
-    batches: Iterable[pa.RecordBatch | pa.Table],
-    *,
-    seqs: tuple[int, int],
+    layout: LakeLayout, target: Path, batches: Iterable[pa.RecordBatch | pa.Table], *, seqs: tuple[int, int]
 ) -> Part:
-    """Write the batches of a part to `target` as they come, and return its entry for the ledger."""
-    schema, rows = part_schema(table_name), 0
-    options = RAW_OPTIONS if table_name == RAW_TABLE else WRITE_OPTIONS
-    with write_read_only(target) as temp, pq.ParquetWriter(temp, schema, **options) as writer:
+    """Write batches of documents to `target` as they come, and return the part's entry for the ledger."""
+    with write_read_only(target) as temp, pq.ParquetWriter(temp, RAW, **RAW_OPTIONS) as writer:
         for batch in batches:
-            writer.write(batch.cast(schema))
-            rows += batch.num_rows
-    return describe_part(layout, target, table_name, rows, seqs)
+            writer.write(batch.cast(RAW))
+    return describe_part(layout, target, RAW_TABLE, seqs)
 
 
 def write_parts(
@@ -125,7 +101,7 @@ def write_parts(
                 writer.write_table(pending, row_group_size=ROW_GROUP_ROWS)
                 rows += pending.num_rows
                 pending = next(groups, None)
-        yield describe_part(layout, target, table.name, rows, seqs)
+        yield describe_part(layout, target, table.name, seqs)
         number += 1
 
 
@@ -134,8 +110,9 @@ def merged_part_name(seqs: tuple[int, int], name_suffix: str, number: int) -> st
     return f"{seqs[1]:012d}-{name_suffix}-{number:04d}.parquet"
 
 
-def describe_part(layout: LakeLayout, path: Path, table_name: str, rows: int, seqs: tuple[int, int]) -> Part:
-    """Return the ledger's entry for a part that was just written."""
+def describe_part(layout: LakeLayout, path: Path, table_name: str, seqs: tuple[int, int]) -> Part:
+    """Return the ledger's entry for a part, as it is."""
+    rows: int = pq.read_metadata(path).num_rows
     return Part(layout.part_name(path), table_name, *seqs, rows, path.stat().st_size, sha256_file(path))
 
 
@@ -147,6 +124,16 @@ def check_parts_exist(layout: LakeLayout, parts: Iterable[Part]) -> None:
     if lost:
         more = f" (and {len(lost) - 1:,} more)" if len(lost) > 1 else ""
         raise LakeCorruptedError(f"{lost[0]}{more} is missing or has another size.")
+
+
+def check_documents_exist(layout: LakeLayout, parts: Iterable[Part]) -> None:
+    """Raise `LakeCorruptedError` when a part of documents is missing or has another size."""
+    check_parts_exist(layout, (part for part in parts if part.table_name == RAW_TABLE))
+
+
+def is_part_there(layout: LakeLayout, part: Part) -> bool:
+    """Return whether the file of a part has its size."""
+    return _size(str(layout.part_path(part.name))) == part.bytes
 
 
 def _size(path: str) -> int:
@@ -175,15 +162,6 @@ def _part_path(folder: Path, run_id: str, seq: int, number: int = 0) -> Path:
     return folder / f"{seq:012d}-{name_suffix}{f'-{number:04d}' if number else ''}.parquet"
 
 
-def _write_content(
-    layout: LakeLayout, target: Path, table_name: str, content: memoryview, *, rows: int, seqs: tuple[int, int]
-) -> Part:
-    """Write the content of a part to `target`, durably and read-only, and return its entry for the ledger."""
-    with write_read_only(target) as temp:
-        temp.write_bytes(content)
-    return Part(layout.part_name(target), table_name, *seqs, rows, len(content), hashlib.sha256(content).hexdigest())
-
-
 def encode_documents(
     versions: Sequence[FileVersion], digests: Sequence[bytes], *, run_id: str, seq: int, texts_from_list: bool = False
 ) -> memoryview:
@@ -210,22 +188,13 @@ def encode_documents(
         }
         return pa.table(columns, schema=RAW)
 
-    return _encode_tables(map(build_rows, range(0, len(versions), RAW_ROW_GROUP_FILES)), RAW, RAW_OPTIONS)
-
-
-def _encode_tables(chunks: Iterable[pa.Table], schema: pa.Schema, options: Mapping[str, Any]) -> memoryview:
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, schema, **options) as writer:
-        for rows in chunks:
-            _write_row_groups(writer, rows)
+    with pq.ParquetWriter(sink, RAW, **RAW_OPTIONS) as writer:
+        for rows in map(build_rows, range(0, len(versions), RAW_ROW_GROUP_FILES)):
+            # A reader has the pages of a row group in memory, several times over.
+            wide = rows.num_rows * ROW_GROUP_BYTES // max(rows.nbytes, 1)
+            writer.write_table(rows, row_group_size=max(1, min(ROW_GROUP_ROWS, wide)))
     return memoryview(sink.getvalue()).cast("B")  # Arrow's buffer has signed bytes, which equal no `bytes`
-
-
-def _write_row_groups(writer: pq.ParquetWriter, rows: pa.Table) -> None:
-    """Append rows to a part, in row groups of at most `ROW_GROUP_ROWS` rows and about `ROW_GROUP_BYTES`."""
-    # A reader has the pages of a row group in memory, several times over.
-    wide = rows.num_rows * ROW_GROUP_BYTES // max(rows.nbytes, 1)
-    writer.write_table(rows, row_group_size=max(1, min(ROW_GROUP_ROWS, wide)))
 
 
 def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
@@ -257,13 +226,6 @@ def _writer_options(sample: pa.Table) -> dict[str, Any]:
     return {**WRITE_OPTIONS, "use_dictionary": repeating or False, "dictionary_pagesize_limit": 1 << 26}
 
 
-def estimate_memory(path: Path) -> int:
-    """Estimate the bytes that a part's rows take in memory; the file holds a repeated value only once."""
-    metadata = pq.read_metadata(path)
-    size: int = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-    return size + int(metadata.num_rows * metadata.num_columns) * _REPEATED_VALUE_BYTES
-
-
 def is_own_part(path: Path) -> bool:
     """Return whether a file has the name of a part and its columns: a part is whole from when it has its name."""
     if not is_part_name(path.name) or path.is_symlink():
@@ -272,101 +234,3 @@ def is_own_part(path: Path) -> bool:
         return COMMIT_SEQ_COLUMN in pq.read_schema(path).names
     except (OSError, pa.ArrowException):
         return False
-
-
-# Rows that are not in parts yet
-
-
-class RowBuffer:
-    """The pending rows of consecutive commits of one run. They are lost with the process; their documents are not."""
-
-    def __init__(self, layout: LakeLayout, *, max_files: int = _MAX_FILES, span: tuple[int, int] | None = None) -> None:
-        """Create an empty buffer for the parts of a lake. `span`: all parts have these commits, not those of the rows.
-
-        It is full with `max_files` files.
-        """
-        self._layout, self._max_files, self._span = layout, max_files, span
-        self._tables: dict[str, _TableBuffer] = {}
-        self._run_id = ""
-        self._seqs: list[int] = []
-        self._files = 0
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether rows are pending."""
-        return bool(self._tables)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the rows are enough for parts."""
-        return self._files >= self._max_files
-
-    def add(self, tables: Mapping[str, pa.Table], *, run_id: str = "", seq: int = 0) -> None:
-        """Add the rows of a commit, by table. Commits come in order; a commit may come in pieces.
-
-        A buffer with a span needs neither run nor commit.
-        """
-        self._run_id = run_id
-        self._seqs.append(seq)
-        for name, rows in tables.items():
-            if not rows.num_rows:
-                continue
-            if name not in self._tables:
-                self._tables[name] = _TableBuffer(BY_NAME[name])
-            self._tables[name].add(rows)
-        if FILES.name in tables:
-            self._files += tables[FILES.name].num_rows
-
-    def write(self) -> tuple[Part, ...]:
-        """Write the rows as one part per table, durably, and empty the buffer. Raises `StorageError`."""
-        tables, seqs, run_id = self._tables, self._seqs, self._run_id
-        self._tables, self._seqs, self._files = {}, [], 0
-        if not tables:
-            return ()
-        span = self._span or (seqs[0], seqs[-1])
-        suffix = secrets.token_hex(3) if self._span else run_id.rpartition("-")[2]  # parts of one span differ by it
-
-        def write_table(name: str) -> Part:
-            target = self._layout.table_dir(name) / merged_part_name(span, suffix, 0)
-            buffered = tables[name]
-            return _write_content(self._layout, target, name, buffered.finish(), rows=buffered.rows, seqs=span)
-
-        with ThreadPoolExecutor(_WRITER_THREADS, thread_name_prefix="disk") as disk:
-            return tuple(disk.map(write_table, tables))
-
-
-class _TableBuffer:
-    """Rows of one table: the last ones as Arrow, the earlier ones as row groups of a Parquet file in memory."""
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        self._sink = pa.BufferOutputStream()
-        self._writer: pq.ParquetWriter | None = None
-        self._pending: list[pa.Table] = []
-        self._pending_rows = self._pending_bytes = 0
-        self.rows = 0
-
-    def add(self, rows: pa.Table) -> None:
-        self._pending.append(rows)
-        self._pending_rows += rows.num_rows
-        self._pending_bytes += rows.nbytes
-        if self._pending_rows >= ROW_GROUP_ROWS or self._pending_bytes >= _MAX_PENDING_BYTES:
-            self._write_row_group()
-
-    def _write_row_group(self) -> None:
-        group = pa.concat_tables(self._pending)
-        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
-        if self._table.is_per_file:
-            group = group.sort_by("file_id")  # a stable sort: the rows of a file keep their order
-        if self._writer is None:
-            options = _writer_options(group.slice(0, _SAMPLE_ROWS))
-            self._writer = pq.ParquetWriter(self._sink, self._table.arrow, **options)
-        _write_row_groups(self._writer, group)
-        self.rows += group.num_rows
-
-    def finish(self) -> memoryview:
-        if self._pending:
-            self._write_row_group()
-        if self._writer is not None:
-            self._writer.close()
-        return memoryview(self._sink.getvalue()).cast("B")  # Arrow's buffer has signed bytes, which equal no `bytes`
