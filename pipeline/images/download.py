@@ -344,10 +344,11 @@ def fetch_images(
 ) -> ImageSummary:
     """Fetch the selected images that the lake does not have, and return what became of them. Publish their rows.
 
-    Raises the errors of `ImageDownloader.run`, `RunInterrupted`, and `SettingsError` for wrong SQL. A run that
-    `max_duration_seconds` ends is no error.
+    Raises the errors of `ImageDownloader.run`, `RunInterrupted`, and `SettingsError` for wrong SQL and for the lake of
+    another service, whose files may have the same ids. A run that `max_duration_seconds` ends is no error.
     """
     ledger, summary = lake.ledger, ImageSummary()
+    ledger.properties.require_service(str(settings.base_url))
     record = RunRecord(new_run_id(), IMAGES_COMMAND, __version__, now_us(), state="failed")
     writer = ImageWriter(lake, summary)
     try:

@@ -34,7 +34,7 @@ from tests.images.image_harness import (
 from tests.lake.operations import called
 from tests.lake_copies import copy_lake
 from tests.monitoring.monitoring_harness import Collector
-from tests.processes import ended, started
+from tests.processes import ended, ran, started
 from tests.soaking import SOAKING
 from tests.sync.sync_harness import SEED, synced
 
@@ -131,6 +131,17 @@ async def test_an_expired_link_is_renewed_by_one_call_for_its_file(tmp_path: Pat
         assert (answer.code, errors_of(answer)) == (ExitCode.OK, [])
         require_whole(here.lake, here.truth())
         assert here.calls()[1] - before == len({file_id for file_id, _, _ in here.truth()})
+
+
+async def test_another_service_is_not_asked(tmp_path: Path) -> None:
+    """Files of another service have the same ids: links are not renewed there, and nothing is stored."""
+    async with scene(tmp_path, 4, link_seconds=600) as here, Emulator(files=4, seed=1) as other:
+        here.emulator.world.clock.advance(1_800)
+        before = other.requests
+        code, _, err = await ran(other, here.lake, "images")
+        assert code == ExitCode.USAGE
+        assert "The lake contains the files of" in err
+        assert (other.requests, stored(here.lake)) == (before, set())
 
 
 async def test_a_link_that_cannot_be_renewed_has_failed_unless_its_file_is_gone(tmp_path: Path) -> None:
