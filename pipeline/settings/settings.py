@@ -188,7 +188,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     publish_to: Annotated[
         str | None,
-        "Target of `scanlake publish`: file://, or s3://, gs://, az:// (with `pip install obstore`).",
+        "Target of `scanlake publish`: file://, or s3://, gs://, az:// (with the extra `lakehouse`).",
         Rule("s3://bucket/lake", check=parse_store_url),
     ] = None
     publish_after_sync: Annotated[
@@ -224,7 +224,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     metrics_file: Annotated[
         Path | None,
-        "Metrics file in Prometheus text format, written after every sync. "
+        "Metrics file in Prometheus text format, written after every run. "
         "With several sources: -NAME before the extension.",
         Rule("/var/lib/node_exporter/scanlake.prom"),
     ] = None
