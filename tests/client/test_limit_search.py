@@ -147,7 +147,7 @@ def _share_of_mixture(rate: float, burst: int, latency: float, share: float, cal
     seed=st.integers(0, 1_000),
 )
 def test_no_mixture_is_hopeless(rate: float, burst: int, latency: float, share: float, calls: int, seed: int) -> None:
-    """Whichever mixture of bucket, calls in flight and shedding is searched for, and with any luck, a quarter is used."""
+    """Whichever mixture of bucket, calls in flight and shedding it is, and with any luck, a quarter is used."""
     assert _share_of_mixture(rate, burst, latency, share, calls, seed) >= 0.25
 
 
