@@ -5,24 +5,21 @@ It has a memory limit of its own, and readers use the former parts meanwhile.
 
 from __future__ import annotations
 
-import secrets
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from pipeline.errors import LakeCorruptedError, ScanlakeError
+from pipeline.errors import ScanlakeError
+from pipeline.lake.catalog.documents import rewrite_documents
 from pipeline.lake.catalog.duckdb import open_worker_connection
 from pipeline.lake.catalog.sql import sql_literal
 from pipeline.lake.retention import expire_snapshots
-from pipeline.lake.storage.parts import RAW_TABLE, check_part_intact, write_batches
+from pipeline.lake.storage.parts import RAW_TABLE
 from pipeline.output.logs import log
 from schemas.tables import COMMIT_SEQ_COLUMN, FETCHED, RESTORED
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger.ledger import Ledger
@@ -33,17 +30,15 @@ SMALL_RAW_PART_BYTES: Final = 8 * 1024 * 1024  # larger parts of documents are n
 _MAX_SMALL_RAW_PARTS: Final = 20
 _MERGED_RAW_PART_BYTES: Final = 16 * 1024 * 1024  # of one compaction: documents are decoded and encoded again
 _MAX_EXPIRED_RATIO: Final = 0.2  # of a raw part's documents; a part with more expired ones is rewritten
-_RAW_BATCH_ROWS: Final = 1_000
 _VERSION_BATCH_ROWS: Final = 500
 
 _Version: TypeAlias = tuple[int, int]
 
 
-def compact(layout: LakeLayout, ledger: Ledger, *, name_suffix: str, keep_raw_versions: int | None = None) -> bool:
+def compact(layout: LakeLayout, ledger: Ledger, keep_raw_versions: int | None) -> bool:
     """Write parts of documents again that are small, or of which enough have expired. Return whether there were any.
 
-    `keep_raw_versions` is the number of versions of each file whose documents are kept;
-    None keeps all.
+    `keep_raw_versions` is the number of versions of each file whose documents are kept; None keeps all.
     """
     old: list[Part] = []
     new: list[Part] = []
@@ -51,8 +46,9 @@ def compact(layout: LakeLayout, ledger: Ledger, *, name_suffix: str, keep_raw_ve
         expired: Mapping[str, set[_Version]] = {}
         if keep_raw_versions is not None:
             expired = find_expired_documents(layout, ledger, keep_raw_versions)
-        for number, parts in enumerate(_group_raw_parts(_list_raw_parts(ledger), expired)):
-            new += _rewrite_raw_parts(layout, parts, expired, f"{name_suffix}-{number:04d}")
+        versions = set[_Version]().union(*expired.values())
+        for parts in _group_raw_parts(_list_raw_parts(ledger), expired):
+            new += rewrite_documents(layout, parts, lambda *version: version not in versions)
             old += parts
     finally:
         layout.remove_spill()
@@ -81,39 +77,6 @@ def _group_raw_parts(parts: Sequence[Part], expired: Mapping[str, set[_Version]]
     others = [part for part in parts if part not in merged]
     dirty = [[part] for part in others if len(expired.get(part.name, ())) > _MAX_EXPIRED_RATIO * part.row_count]
     return [merged, *dirty] if merged else dirty
-
-
-def _rewrite_raw_parts(
-    layout: LakeLayout, parts: Sequence[Part], expired: Mapping[str, set[_Version]], name_suffix: str
-) -> list[Part]:
-    """Write the documents of `parts` that have not expired to one part; to none if nothing remains."""
-    if all(part.row_count == len(expired.get(part.name, ())) for part in parts):
-        return []
-    seqs = (min(part.first_commit_seq for part in parts), max(part.last_commit_seq for part in parts))
-    target = layout.documents_dir / f"{seqs[1]:012d}-{name_suffix}.parquet"
-    batches = (
-        _without_versions(batch, expired.get(part.name, set()))
-        for part in parts
-        for batch in _read_raw_batches(layout, part)
-    )
-    return [write_batches(layout, target, batches, seqs=seqs)]
-
-
-def _read_raw_batches(layout: LakeLayout, part: Part) -> Iterator[pa.RecordBatch]:
-    """Yield the documents of a part. Raises `LakeCorruptedError`: the error of a read is none of the target's."""
-    check_part_intact(layout, part)
-    try:
-        with pq.ParquetFile(layout.part_path(part.name)) as source:
-            yield from source.iter_batches(_RAW_BATCH_ROWS)
-    except (OSError, pa.ArrowException) as error:
-        raise LakeCorruptedError(f"{part.name} cannot be read.") from error
-
-
-def _without_versions(batch: pa.RecordBatch, versions: set[_Version]) -> pa.RecordBatch:
-    if not versions:
-        return batch
-    keys = zip(*(batch.column(name).to_pylist() for name in ("file_id", COMMIT_SEQ_COLUMN)), strict=True)
-    return batch.filter(pa.array([key not in versions for key in keys]))
 
 
 def find_expired_documents(layout: LakeLayout, ledger: Ledger, keep: int) -> dict[str, set[_Version]]:
@@ -152,12 +115,7 @@ def compact_if_due(lake: Lake, settings: Settings) -> None:
 
 def run_compaction(lake: Lake, settings: Settings) -> bool:
     """Compact the documents, publish, and expire snapshots. Return whether anything was to be done."""
-    has_compacted = compact(
-        lake.layout,
-        lake.ledger,
-        name_suffix=secrets.token_hex(3),
-        keep_raw_versions=settings.keep_raw_versions,
-    )
+    has_compacted = compact(lake.layout, lake.ledger, settings.keep_raw_versions)
     if has_compacted or lake.needs_publish:
         lake.republish(at=now_us())  # not the time above: a compaction may take minutes
     expire_snapshots(lake.layout, lake.ledger, settings)

@@ -14,10 +14,10 @@ import duckdb
 from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, MissingBucketError, PublishError, ScanlakeError, SettingsError
+from pipeline.lake.file_traces import read_ids_in_catalog, read_ids_in_ledger, read_ids_in_part
 from pipeline.lake.ledger.format import connect_readonly, translate_sqlite_errors
 from pipeline.lake.ledger.queries import LedgerQueries
 from pipeline.lake.ledger.readonly import open_ledger_readonly
-from pipeline.lake.purge import read_ids_in_catalog, read_ids_in_ledger, read_ids_in_part
 from pipeline.lake.storage.atomic_files import sha256_file
 from pipeline.lake.storage.layout import lock_lake_for_reading
 from pipeline.output.findings import error, from_error, ok, warning

@@ -14,13 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import SettingsError, StorageError
+from pipeline.lake.file_traces import id_columns
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import ledger
 from pipeline.lake.ledger.images import ImageRecord, ImageState, iter_images, write_images
 from pipeline.lake.ledger.ledger import require_publish
 from pipeline.lake.ledger.queries import RunRecord
 from pipeline.lake.ledger.request_log import ReportBatch, ReportJob, ReportJobFile, RequestLog
-from pipeline.lake.purge import id_columns, purge
+from pipeline.lake.purge import purge
 from pipeline.lake.rebuild import rebuild
 from pipeline.lake.repair import repair_files
 from pipeline.lake.rollback import plan_rollback, roll_back

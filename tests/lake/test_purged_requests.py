@@ -42,7 +42,7 @@ def test_the_request_log_forgets_it(lake: Path, monkeypatch: pytest.MonkeyPatch)
     What the log has of other files stays, also of one whose reference is longer; so do options that are no words.
     """
     files = {1: "ref 1", 2: "ref 2", 12: "ref 12"}
-    monkeypatch.setattr("pipeline.lake.purge._references_of", lambda *_: ["ref 1", "7", "kind"])
+    monkeypatch.setattr("pipeline.lake.purge.find_references", lambda *_: ["ref 1", "7", "kind"])
     selection = {"kind": "reference", "references": list(files.values()), "per_file": True}
     options = JobOptions("http://service", selection, template=7, title="About ref 1 and ref 2.").to_json()
     batches = [
@@ -130,7 +130,7 @@ def test_references_that_no_document_has_are_forgotten(lake: Path) -> None:
 
 def test_sql_and_folders_with_its_reference_are_changed(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reference goes from a job's SQL, also quoted there, and from the folder of a job without other files."""
-    monkeypatch.setattr("pipeline.lake.purge._references_of", lambda *_: ["O'Brien/7", "ref 11"])
+    monkeypatch.setattr("pipeline.lake.purge.find_references", lambda *_: ["O'Brien/7", "ref 11"])
     selection = {"kind": "where", "sql": "scan_code = 'O''Brien/7' OR scan_code = 'O''Brien/77' OR id = 'ref 11'"}
     options = JobOptions("http://service", selection).to_json()
     with Lake(lake, doing="test") as held:

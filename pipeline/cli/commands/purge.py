@@ -14,9 +14,11 @@ from pipeline.cli.context import CommandContext, require_confirmation
 from pipeline.cli.followers import publish_in_subprocess
 from pipeline.cli.writable_lake import open_writable_lake
 from pipeline.errors import ExitCode, ScanlakeError, StorageError, to_scanlake_error
+from pipeline.lake.file_traces import MAX_FILE_ID, id_columns
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger.readonly import open_ledger_readonly
-from pipeline.lake.purge import MAX_FILE_ID, OutsideCopy, PurgePlan, PurgeResult, id_columns, plan_purge, purge
+from pipeline.lake.purge import PurgePlan, PurgeResult, plan_purge, purge
+from pipeline.lake.purged_requests import OutsideCopy
 from pipeline.lake.storage.layout import LakeLayout
 from pipeline.output.formatting import pluralize
 from pipeline.output.redaction import to_one_line

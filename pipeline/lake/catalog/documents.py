@@ -5,27 +5,35 @@ They suffice to make all rows without a call to the service. No reader of a cata
 
 from __future__ import annotations
 
+import secrets
 from collections import defaultdict
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
+from pipeline.errors import LakeCorruptedError
 from pipeline.flatten.flatten import FlattenResult, flatten
 from pipeline.lake.catalog.duckdb import open_worker_connection
 from pipeline.lake.catalog.sql import sql_read_parquet
 from pipeline.lake.ledger.queries import FileVersionRecord
-from pipeline.lake.storage.parts import RAW_TABLE
+from pipeline.lake.storage.parts import (
+    RAW_ROW_GROUP_FILES,
+    RAW_TABLE,
+    check_part_intact,
+    merged_part_name,
+    write_batches,
+)
 from schemas.file_versions import FileVersion
 from schemas.tables import ABSENT, COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FETCHED, FILES, RAW, RESTORED, UPLOADS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 
     from pipeline.lake.ledger.ledger import Ledger
-    from pipeline.lake.storage.layout import LakeLayout
+    from pipeline.lake.storage.layout import LakeLayout, Part
 
 VERSION_COLUMNS: Final = FileVersionRecord.__struct_fields__
 """The columns of the ledger's table file_version."""
@@ -110,6 +118,33 @@ def describe_lost_tombstones(ledger: Ledger, known: Collection[int]) -> pa.Table
     )
     lost = [dict(row) for row in rows if row["file_id"] not in known]
     return pa.Table.from_pylist(lost, schema=DELETED_FILES.arrow)
+
+
+def rewrite_documents(layout: LakeLayout, parts: Sequence[Part], is_kept: Callable[[int, int], bool]) -> list[Part]:
+    """Write some documents of `parts` to one new part, in their order; to none if nothing remains.
+
+    `is_kept` chooses versions by file id and commit. Raises `LakeCorruptedError` for a part that is not as it was
+    written: its rows would get a hash of their own.
+    """
+    batches = (rows for part in parts for rows in _iter_kept(layout, part, is_kept) if rows.num_rows)
+    first = next(batches, None)
+    if first is None:
+        return []
+    seqs = (min(part.first_commit_seq for part in parts), max(part.last_commit_seq for part in parts))
+    # A name of its own each time: parts of one rebuild differ in nothing but their random word.
+    target = layout.documents_dir / merged_part_name(seqs, secrets.token_hex(3), 0)
+    return [write_batches(layout, target, chain([first], batches), seqs=seqs)]
+
+
+def _iter_kept(layout: LakeLayout, part: Part, is_kept: Callable[[int, int], bool]) -> Iterator[pa.RecordBatch]:
+    check_part_intact(layout, part)
+    try:
+        with pq.ParquetFile(layout.part_path(part.name)) as source:
+            for batch in source.iter_batches(RAW_ROW_GROUP_FILES):
+                keys = (batch.column(name).to_pylist() for name in ("file_id", COMMIT_SEQ_COLUMN))
+                yield batch.filter(pa.array(list(map(is_kept, *keys)), pa.bool_()))
+    except (OSError, pa.ArrowException) as error:  # of the read, not of the target
+        raise LakeCorruptedError(f"{part.name} cannot be read.") from error
 
 
 # Single files
