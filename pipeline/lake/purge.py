@@ -16,6 +16,7 @@ from pipeline.lake.catalog.documents import read_references, rewrite_documents
 from pipeline.lake.file_traces import ID_IN_JSON_GLOB, TABLES_BY_FILE, find_references, find_traces
 from pipeline.lake.ledger.images import delete_images
 from pipeline.lake.ledger.ledger import insert_all, replace_parts, require_publish, set_properties
+from pipeline.lake.ledger.targets import note_unerased
 from pipeline.lake.purged_requests import OutsideCopy, find_outside_copies, forget_requests
 from pipeline.lake.storage.layout import list_snapshots
 from pipeline.lake.storage.parts import RAW_TABLE
@@ -141,13 +142,12 @@ def _begin(db: sqlite3.Connection, ledger: Ledger, traces: FileTraces) -> None:
     properties, keys = ledger.properties, traces.list_whole_keys()
     before = {key: fetched_at for key, (_, fetched_at) in traces.keys.items()}
     images = sorted({*properties.purged_pictures, *delete_images(db, before)})
-    unerased = {url: False if state is False else None for url, state in properties.published_targets.items()}
     set_properties(
         db,
         purge_in_progress=sorted(traces.in_progress.union(keys)),
         purged_pictures=images or None,
-        published_targets=unerased,
         has_unpublished_rows=True,
     )
+    note_unerased(db, properties)
     # Of a number that is an instance now, the catalog's rows are of another file: it is built from the documents.
     require_publish(db, same_rows=len(keys) == len(traces.keys))

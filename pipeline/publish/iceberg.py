@@ -9,7 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pipeline.errors import PublishError, SettingsError
-from pipeline.publish.target import OWNER, SweepRule, note_published, note_target, refuse_lost_target
+from pipeline.lake.ledger.targets import TargetState, note_published, note_target, refuse_lost_target
+from pipeline.publish.target import OWNER, SweepRule
 from schemas.tables import BY_NAME
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def publish_iceberg_tables(lake: Lake, settings: Settings, *, at: int, location:
             owner = catalog.io.open_root(catalog.root).head(OWNER)
             if owner is None and not catalog.load(BY_NAME):
                 refuse_lost_target(lake.ledger, target)
-        has_purged = not note_target(lake.ledger, target)
+        has_purged = note_target(lake.ledger, target) is not TargetState.PUBLISHED
         grace_seconds, lake_id = settings.retention_hours * 3600, lake.ledger.get_lake_id()
         rule = SweepRule.from_lake(lake, at=at, grace_seconds=grace_seconds, has_purged=has_purged)
         result: IcebergResult = publish.publish_iceberg(

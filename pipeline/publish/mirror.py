@@ -19,6 +19,7 @@ from pipeline import __version__
 from pipeline.errors import LakeCorruptedError, ScanlakeError, SettingsError
 from pipeline.lake.catalog.catalog import is_as_published
 from pipeline.lake.ledger.folder import require_outside_lakes
+from pipeline.lake.ledger.targets import note_published, note_target, refuse_lost_target
 from pipeline.lake.storage.atomic_files import sha256_file, temp_name
 from pipeline.lake.storage.layout import is_image_path, translate_os_errors
 from pipeline.lake.storage.parts import check_parts_exist
@@ -42,11 +43,8 @@ from pipeline.publish.target import (
     list_own_paths,
     list_target,
     note_backup,
-    note_published,
-    note_target,
     read_latest,
     read_shown_snapshot,
-    refuse_lost_target,
     require_lake,
     require_own_objects,
     require_own_snapshot,
@@ -163,6 +161,23 @@ def _written_at(lake: Lake) -> int:
     return catalog["written_at"] if catalog is not None else 0
 
 
+class _Contents(Struct, frozen=True):
+    """What is at a target before a publish: its catalog, its record with the version of it, and other objects."""
+
+    catalog: StoredObject | None
+    former: LatestRecord | None
+    version: str | None
+    objects: Mapping[str, StoredObject]
+    has_images: bool
+
+    @property
+    def is_backup(self) -> bool:
+        """Whether it has all that a restore needs; without its record a backup is known by its ledger."""
+        if self.former is not None:
+            return self.former.ledger is not None
+        return any(path.startswith(f"{LEDGERS_PREFIX}/") for path in list_own_paths(self.objects))
+
+
 class _Mirror:
     """One publish of snapshot `last`."""
 
@@ -173,47 +188,29 @@ class _Mirror:
 
     def publish(self) -> tuple[MirrorResult, ImagesOnStore]:
         """Make the target show the newest snapshot."""
-        # The catalog's version first: who replaces the catalog after this is noticed before anything is swapped.
-        catalog = self._store.head(CATALOG)
-        former, version = read_latest(self._store, lake_id=self._lake_id)
-        require_lake(self._store, OWNER, self._lake_id, "Iceberg tables")
-        if former is None:
-            if catalog is None:
-                refuse_lost_target(self._lake.ledger, self._store.url(LATEST))
-            listed, has_images = self._list_own_place()
+        contents, options = self._look(), self._options
+        former_share = contents.former.compared_share if contents.former else -1
+        if options.backup:
+            self._comparison = Comparison.after(former_share)
         else:
-            state = (former.catalog.snapshot, former.catalog.run_id)
-            require_own_snapshot(self._lake.ledger, state, self._store.url(LATEST))
-            listed = list_target(self._store)
-            has_images = former.images is not None or has_images_on(self._store, upload=self._options.images)
-            self._store.remove_temp_files(TEMP_FOLDERS)
-        if not self._options.backup:
             note_target(self._lake.ledger, self._store.url(LATEST))
-        # A backup that lost its record is known by its ledger.
-        own = list_own_paths(listed)
-        was_backup = former.ledger is not None if former else any(path.startswith(f"{LEDGERS_PREFIX}/") for path in own)
-        is_backup = self._options.backup or was_backup
-        if self._options.backup:
-            self._comparison = Comparison.after(former.compared_share if former else -1)
-        uploads = self._upload_missing(listed) if is_backup else []
+        is_backup = options.backup or contents.is_backup
+        uploads = self._upload_missing(contents.objects) if is_backup else []
         images = ImagesOnStore()
-        if has_images or self._options.images:
+        if contents.has_images or options.images:
             images = upload_images(self._lake, self._store, self._comparison)
         ledger = self._upload_ledger() if is_backup else None
-        has_purged = (former.catalog.published_at if former else 0) < (self._lake.ledger.last_purge_at() or 0)
-        grace_seconds = self._options.grace_seconds
-        rule = SweepRule.from_lake(self._lake, at=self._at, grace_seconds=grace_seconds, has_purged=has_purged)
-        unneeded = self._list_unneeded(rule, listed, ledger, images)
-        current = self._find_current(former, catalog)
+        unneeded = self._list_unneeded(contents, ledger, images)
+        current = self._find_current(contents)
         is_equal = current is not None and current.ledger == ledger
         is_changed = bool(not is_equal or uploads or self._comparison.damaged or images.uploaded or unneeded)
-        if current is not None and not (is_changed or self._options.backup):
+        if current is not None and not (is_changed or options.backup):
             return self._to_result(current, changed=False), images
-        written = self._swap_catalog(catalog) if current is None else current.catalog
+        written = self._swap_catalog(contents.catalog) if current is None else current.catalog
+        share = self._comparison.share if options.backup else former_share
         published = PublishedImages(images.count) if images.count else None
-        share = self._comparison.share if self._options.backup or former is None else former.compared_share
         record = LatestRecord(self._lake_id, written, published, ledger, share, scanlake=__version__)
-        self._store.swap(LATEST, encode_record(record), version)
+        self._store.swap(LATEST, encode_record(record), contents.version)
         self._store.remove_temp_files(TEMP_FOLDERS)  # until the first record some can be of another lake's publish
         result = replace(
             self._to_result(record, changed=is_changed),
@@ -224,6 +221,23 @@ class _Mirror:
             images_uploaded_bytes=images.uploaded_bytes,
         )
         return result, images
+
+    def _look(self) -> _Contents:
+        """Return what is at the target. Raises the errors of `mirror_lake` for what is not of this lake."""
+        # The catalog's version first: who replaces the catalog after this is noticed before anything is swapped.
+        catalog = self._store.head(CATALOG)
+        former, version = read_latest(self._store, lake_id=self._lake_id)
+        require_lake(self._store, OWNER, self._lake_id, "Iceberg tables")
+        if former is None:
+            if catalog is None:
+                refuse_lost_target(self._lake.ledger, self._store.url(LATEST))
+            return _Contents(catalog, former, version, *self._list_own_place())
+        state = (former.catalog.snapshot, former.catalog.run_id)
+        require_own_snapshot(self._lake.ledger, state, self._store.url(LATEST))
+        listed = list_target(self._store)
+        has_images = former.images is not None or has_images_on(self._store, upload=self._options.images)
+        self._store.remove_temp_files(TEMP_FOLDERS)
+        return _Contents(catalog, former, version, listed, has_images)
 
     def _list_own_place(self) -> tuple[dict[str, StoredObject], bool]:
         """Return the objects of a target without a record, but for its images, and whether it has images.
@@ -244,7 +258,7 @@ class _Mirror:
         return listed, has_images
 
     def _to_result(self, record: LatestRecord, *, changed: bool) -> MirrorResult:
-        images = record.images.pictures if record.images is not None else None
+        images = record.images.count if record.images is not None else None
         compared, damaged = self._comparison.compared, self._comparison.damaged
         number, files = record.catalog.snapshot, record.catalog.files
         return MirrorResult(self._store.base_url, number, files, changed, 0, 0, 0, 0.0, compared, damaged, images)
@@ -287,19 +301,23 @@ class _Mirror:
         return PublishedLedger(size, sha256)
 
     def _list_unneeded(
-        self, rule: SweepRule, listed: Mapping[str, StoredObject], ledger: PublishedLedger | None, images: ImagesOnStore
+        self, contents: _Contents, ledger: PublishedLedger | None, images: ImagesOnStore
     ) -> list[StoredObject]:
         """Return the objects of the mirror that nothing needs any more. Iceberg tables have a sweep of their own."""
+        published_at = contents.former.catalog.published_at if contents.former else 0
+        has_purged = published_at < (self._lake.ledger.last_purge_at() or 0)
+        grace_seconds = self._options.grace_seconds
+        rule = SweepRule.from_lake(self._lake, at=self._at, grace_seconds=grace_seconds, has_purged=has_purged)
         needed = set() if ledger is None else {to_ledger_path(ledger.sha256)}
-        old = list_own_paths(listed) - needed
-        unneeded = [item for path, item in listed.items() if path in old] + images.unnamed
-        return [item for item in unneeded if rule.permits(item, item.path)]
+        old = [contents.objects[path] for path in sorted(list_own_paths(contents.objects) - needed)]
+        return [item for item in [*old, *images.unnamed] if rule.permits(item, item.path)]
 
     # Catalog
 
-    def _find_current(self, former: LatestRecord | None, catalog: StoredObject | None) -> LatestRecord | None:
+    def _find_current(self, contents: _Contents) -> LatestRecord | None:
         """Return the former record if the target has the lake's catalog, which is read if it is due."""
-        if former is None or catalog is None or former.catalog.written_at != _written_at(self._lake):
+        former = contents.former
+        if former is None or contents.catalog is None or former.catalog.written_at != _written_at(self._lake):
             return None
         sha256, file = former.catalog.sha256, self._lake.layout.catalog
         is_due, upload = self._comparison.is_due(sha256), PendingUpload(CATALOG, file, former.catalog.bytes, sha256)

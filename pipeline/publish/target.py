@@ -200,7 +200,7 @@ class PublishedCatalog(Struct, frozen=True):
 class PublishedImages(Struct, frozen=True):
     """The images on the target, which has all that the published catalog names but for the damaged ones."""
 
-    pictures: int
+    count: int = field(name="pictures")
 
 
 class PublishedLedger(Struct, frozen=True):
@@ -269,51 +269,11 @@ def has_remains(store: ObjectStore) -> bool:
     return CATALOG in listed or next(remains, None) is not None
 
 
-# Targets that the ledger knows
-
-
-def refuse_lost_target(ledger: Ledger, url: str) -> None:
-    """Raise `PublishError` if the lake was published to a target, known by its record, that has nothing of it now.
-
-    A purge reads what is there: it would call a copy erased that is only away, in a folder that is not mounted.
-    """
-    if ledger.properties.published_targets.get(url, False) is not False:
-        raise PublishError(
-            f"{url.rpartition('/')[0]} has nothing of the lake, although it was published there. Is it mounted?",
-            hint="Bring the copy back, or use another target.",
-        )
-
-
-def note_target(ledger: Ledger, url: str) -> bool:
-    """Let the ledger know a target by its record before a publish; return whether it was published since a purge.
-
-    The newest is the last. It stays known: a folder that is not there can return.
-    """
-    others = dict(ledger.properties.published_targets)
-    is_published = others.pop(url, False)
-    ledger.set_properties(published_targets={**others, url: is_published})
-    return bool(is_published)
-
-
-def note_published(ledger: Ledger, url: str) -> None:
-    """Let the ledger know that a target, which it knows, has nothing that was purged."""
-    known = ledger.properties.published_targets
-    if url in known:
-        ledger.set_properties(published_targets={**known, url: True})
-
-
 def note_backup(ledger: Ledger, url: str, *, is_whole: bool) -> None:
     """Let the ledger know where a backup is, and of which purges: one that is not whole, of those that it knew."""
     known, last_purge_at = ledger.properties.backups, ledger.last_purge_at() or 0
     if url not in known or (is_whole and known[url] != last_purge_at):
         ledger.set_properties(backups={**known, url: last_purge_at})
-
-
-def note_unerased(ledger: Ledger, *urls: str) -> None:
-    """Let the ledger know that targets can have purged files: a copy from before the purge can be put back."""
-    known = ledger.properties.published_targets
-    unerased = {url: None if state and url in urls else state for url, state in known.items()}
-    ledger.set_properties(published_targets=unerased)
 
 
 # Ownership of objects

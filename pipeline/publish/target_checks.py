@@ -18,6 +18,7 @@ from pipeline.lake.file_traces import read_ids_in_catalog, read_ids_in_ledger, r
 from pipeline.lake.ledger.format import connect_readonly, translate_sqlite_errors
 from pipeline.lake.ledger.queries import LedgerQueries
 from pipeline.lake.ledger.readonly import open_ledger_readonly
+from pipeline.lake.ledger.targets import TargetState, read_targets
 from pipeline.lake.storage.atomic_files import sha256_file
 from pipeline.lake.storage.layout import lock_lake_for_reading
 from pipeline.output.findings import error, from_error, ok, warning
@@ -112,11 +113,11 @@ def find_earlier_targets(layout: LakeLayout, names: Collection[str]) -> Iterator
     """Yield each target, but those of `names`, that has the lake as it was before a purge, or cannot be read."""
     with open_ledger_readonly(layout) as ledger:
         properties = ledger.properties
-    for url, is_erased in properties.published_targets.items():
+    for url, state in read_targets(properties).items():
         root, _, record = url.rpartition("/")
         name = root if record == LATEST else name_tables(root)
         # Tables whose place their catalog chose stay there, wherever new ones come: they are the published ones.
-        is_other = root and not is_erased and name not in names
+        is_other = root and state is not TargetState.PUBLISHED and name not in names
         if is_other and (problem := _find_problem(root, record, properties.lake_id)):
             yield ErasedCopy(name, 0, (), problem)
 

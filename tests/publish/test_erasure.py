@@ -13,12 +13,12 @@ from urllib.request import Request, urlopen
 
 from pipeline.errors import ExitCode, LakeCorruptedError, PublishError
 from pipeline.lake.lake import Lake
+from pipeline.lake.ledger.targets import note_target
 from pipeline.lake.storage.atomic_files import temp_name
 from pipeline.publish import iceberg_publish, mirror
 from pipeline.publish.iceberg import find_tables_location
 from pipeline.publish.image_objects import ImagesOnStore
 from pipeline.publish.stores import open_store
-from pipeline.publish.target import note_target
 from pipeline.publish.target_checks import find_earlier_targets, name_tables
 from schemas.timestamps import SECOND
 from tests.findings import printed_lines

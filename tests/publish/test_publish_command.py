@@ -155,7 +155,7 @@ async def test_publish_after_sync(tmp_path: Path, url: str) -> None:
     assert f"{url} has snapshot" in told(here.lake, "status")
     record = latest(open_store(url)).images
     assert record is not None
-    assert record.pictures == len(files_in(here.lake))
+    assert record.count == len(files_in(here.lake))
 
 
 def test_purge_and_rollback_are_published(history: History, url: str, tmp_path: Path) -> None:

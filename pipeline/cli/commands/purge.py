@@ -17,6 +17,7 @@ from pipeline.errors import ExitCode, ScanlakeError, StorageError, to_scanlake_e
 from pipeline.lake.file_traces import MAX_FILE_ID, id_columns
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger.readonly import open_ledger_readonly
+from pipeline.lake.ledger.targets import note_unerased
 from pipeline.lake.purge import PurgePlan, PurgeResult, plan_purge, purge
 from pipeline.lake.purged_requests import OutsideCopy
 from pipeline.lake.storage.layout import LakeLayout
@@ -25,7 +26,7 @@ from pipeline.output.redaction import to_one_line
 from pipeline.publish.iceberg import find_tables_location, list_iceberg_objects
 from pipeline.publish.outcome import PublishOutcome
 from pipeline.publish.stores import open_store
-from pipeline.publish.target import LATEST, OWNER, note_unerased
+from pipeline.publish.target import LATEST, OWNER
 from pipeline.publish.target_checks import (
     CopyLister,
     ErasedCopy,
@@ -108,7 +109,8 @@ def run(
         properties = lake.ledger.properties
         record, location = properties.remote_publish, settings.iceberg_location or find_tables_location(properties)
         target = settings.publish_to or (record["target"] if record else None)
-        note_unerased(lake.ledger, f"{target}/{LATEST}", f"{location}/{OWNER}")
+        with lake.ledger.transaction() as db:  # a copy from before the purge can have been put back
+            note_unerased(db, properties, (f"{target}/{LATEST}", f"{location}/{OWNER}"))
     published, copies = _erase_copies(context, settings, result.file_ids, target, location)
     text = _format_result(result) + "".join(map(_format_copy, copies)) + _format_outside(result.outside)
     code = ExitCode.OK if all(copy.is_erased for copy in copies) else ExitCode.PUBLISH

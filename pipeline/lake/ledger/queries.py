@@ -237,7 +237,7 @@ class LakeProperties(Struct, frozen=True):
     lake_id: str | None = None  # in hex; a target of another lake is refused
     remote_publish: PublishRecord | None = None
     published_targets: Mapping[str, bool | None] = {}
-    """Records by URL, the newest last: true if published since a purge, null if only before, false if only begun."""
+    """States of targets, the newest last; see `TargetState`."""
     backups: Mapping[str, int] = {}  # URL: the last purge that the backup there has followed; it is not reached
     unproven_files: int = 0  # that the list has, and the last sync could not see; the watermark waits for them
     run_progress: RunProgress | None = None  # of the last run that fetched
