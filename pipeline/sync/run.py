@@ -14,7 +14,7 @@ from msgspec.structs import asdict, replace
 from pipeline import __version__
 from pipeline.client.client import create_client
 from pipeline.crawl.listing import WindowReader
-from pipeline.crawl.models import CrawlOptions, RefetchRequest, parse_reference
+from pipeline.crawl.models import CrawlOptions
 from pipeline.crawl.newest import find_newest
 from pipeline.crawl.whole_list import TIMED
 from pipeline.errors import (
@@ -28,7 +28,6 @@ from pipeline.errors import (
     to_scanlake_error,
 )
 from pipeline.lake import retention
-from pipeline.lake.catalog.documents import read_documents
 from pipeline.lake.ledger.queries import RunRecord
 from pipeline.lake.rollback import check_not_paused
 from pipeline.lake.storage.parts import check_documents_exist
@@ -37,7 +36,7 @@ from pipeline.output.logs import log
 from pipeline.sync.batch_sink import BatchSink
 from pipeline.sync.crawl_runner import CrawlRunner, crawl_options
 from pipeline.sync.differences import has_lost_too_many
-from pipeline.sync.service_checks import check_same_account, check_tenants, find_texts_source
+from pipeline.sync.service_checks import AccountCheck, find_texts_source
 from pipeline.sync.watermark import SETTLE_WITHOUT_DATE_SECONDS, repair_watermark, target_by_clock
 from pipeline.sync.worker_thread import WorkerThread
 from schemas.file_query import FileQuery
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from pipeline.client.client import Client
-    from pipeline.crawl.models import CommitBatch, Identity
+    from pipeline.crawl.models import CommitBatch, Identity, RefetchRequest
     from pipeline.crawl.windows import Window
     from pipeline.lake.catalog.catalog import AppliedCommits
     from pipeline.lake.lake import Lake
@@ -106,12 +105,11 @@ class RunSession:
         self.ledger_thread = ledger_thread
         self.record = RunRecord(new_run_id(), command, __version__, now_us())
         self.crawls = CrawlRunner(client, settings, progress, self.run_id)
+        self.account = AccountCheck(client, lake, ledger_thread, settings)
         self.sink = BatchSink(lake, settings, self.run_id, client.clock)
         self._lookup_thread = lookup_thread
         self._started = self._published = self._target_fixed_at = time.monotonic()
         self.list_is_empty = False  # as the first call has found
-        self.is_account_proven = False
-        """Whether the tenants of the service's uploads are the lake's, or new ones are accepted."""
 
     @property
     def ledger(self) -> Ledger:
@@ -202,11 +200,6 @@ class RunSession:
                 " `scanlake verify --accept-deletions` (with --accept-new-base-url, if that is new).",
             )
 
-    async def check_same_account(self) -> None:
-        """Raise `SettingsError` if nothing shows that the service has the lake's files; see `service_checks`."""
-        may_fetch_details = self.settings.fetch_details != "never"
-        await check_same_account(self.client, self.lake, self.ledger_thread, may_fetch_details=may_fetch_details)
-
     async def bind_lake(self) -> None:
         """Record service and language as those of the lake.
 
@@ -244,7 +237,7 @@ class RunSession:
         async def store(batch: CommitBatch) -> None:
             written = await self.ledger_thread.call(self.sink.write, batch)
             if written.digests:
-                await self.prove_account(written.tenants)
+                await self.account.prove(written.tenants)
             self.crawls.stats.rejects += len(written.rejects)
             counts, progress = self._count_so_far(), self.crawls.read_progress()
             await self.ledger_thread.call(self.sink.commit, batch, written, counts, progress)
@@ -258,17 +251,6 @@ class RunSession:
             windows, store, self.lookup_versions, target=target, options=options, refetches=refetches, compares=compares
         )
 
-    async def prove_account(self, tenants: frozenset[int] = frozenset()) -> None:
-        """Raise `SettingsError` before anything is stored, if tenants show another account; record new tenants."""
-        if not self.is_account_proven and self.settings.fetch_details != "never":
-            await check_tenants(self.client, self.lake, self.ledger_thread, tenants)
-            self.is_account_proven = True
-        await self.ledger_thread.call(self._record_tenants, tenants)
-
-    def _record_tenants(self, tenants: frozenset[int]) -> None:
-        if not tenants.issubset(known := self.ledger.properties.tenants):
-            self.ledger.set_properties(tenants=sorted(tenants.union(known)))
-
     async def _choose_texts_source(self, identity: Identity) -> None:
         """Find out, once per run, whether list or detail has the texts in `lang`."""
         if not self.settings.lang:
@@ -279,33 +261,6 @@ class RunSession:
         self.sink.texts_from_list = source == "list"
         await self.ledger_thread.call(self.ledger.set_properties, texts_from=source)
         log.info("lang.texts_from", source=source, lang=self.settings.lang)
-
-    async def read_refetch_requests(self) -> list[RefetchRequest]:
-        """Return the files that a run fetches again: rejected, queued and unstable ones.
-
-        An unstable file changed while it was fetched, or has no update time that would show a change.
-        """
-        unstable = await self.ledger_thread.call(self.ledger.unstable_files)
-        seqs = {version.file_id: version.commit_seq for version in unstable}
-        items = await self.ledger_thread.call(read_documents, "list_item", self.lake.layout, self.ledger, seqs)
-        requests = [
-            RefetchRequest(version.file_id, parse_reference(item), version.updated_at, item)
-            for version in unstable
-            if (item := items.get(version.file_id)) is not None
-        ]
-        return requests + await self._read_queued_requests()
-
-    async def _read_queued_requests(self) -> list[RefetchRequest]:
-        return [
-            RefetchRequest(
-                request.file_id,
-                None if request.document is None else parse_reference(request.document),
-                request.updated_at,
-                # Only a list item can replace the list item of a file that is no longer listed.
-                request.document if request.is_list_item else None,
-            )
-            for request in await self.ledger_thread.call(self.ledger.refetch_requests)
-        ]
 
     async def lookup_versions(self, file_ids: Sequence[int]) -> dict[int, FileVersionRecord]:
         """Return the stored versions of some files."""

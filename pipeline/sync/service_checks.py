@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pipeline.crawl.models import Identity
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger.queries import FileVersionRecord
+    from pipeline.settings.settings import Settings
     from pipeline.sync.worker_thread import WorkerThread
 
 TextsSource = Literal["list", "detail"]
@@ -79,66 +80,86 @@ def _texts(document: Document) -> dict[str, tuple[Any, ...]]:
     return texts
 
 
-async def check_same_account(
-    client: Client, lake: Lake, ledger_thread: WorkerThread, *, may_fetch_details: bool
-) -> None:
-    """Raise `SettingsError` if nothing shows that the service has the lake's files.
+class AccountCheck:
+    """Shows that the service has the lake's account: by its files before a run, by tenants before the first commit."""
 
-    Costs one list call if a file on the first page is one of the lake's. Otherwise at most 20 files are looked for,
-    one after the other: by id, or by their references where an id may not find them. Raises `RetriesExhaustedError`
-    if none is found and calls failed: an outage shows nothing.
-    """
-    if not await ledger_thread.call(lake.ledger.count_files):
-        return
-    page = await client.list_files(FileQuery(limit=_LISTED_FILES))
-    listed = {key: item for item in page.items for key in (item.id, item.instance_id) if key is not None}
-    known = await ledger_thread.call(lake.ledger.file_versions, list(listed))
-    known = {file_id: version for file_id, version in known.items() if not version.deleted}
-    if any(None is not version.updated_at == listed[file_id].updated_at for file_id, version in known.items()):
-        return
-    stored = await ledger_thread.call(read_identities, lake.layout, lake.ledger, _commit_seqs(known.values()))
-    if any(_is_same_file(stored.get(file_id), listed[file_id].raw) for file_id in known):
-        return
-    samples = await ledger_thread.call(lake.ledger.sample_files, _MAX_SAMPLES)
-    stored |= await ledger_thread.call(read_identities, lake.layout, lake.ledger, _commit_seqs(samples))
-    may_ask_by_id = may_fetch_details and await ledger_thread.call(lambda: lake.ledger.properties.identity) == "id"
-    file_ids = list(dict.fromkeys([*list(known)[: _MAX_SAMPLES // 2], *(sample.file_id for sample in samples)]))
-    if not await _has_one_of(client, file_ids[:_MAX_SAMPLES], stored, by_id=may_ask_by_id):
-        raise _other_account_error(file_ids[:_MAX_SAMPLES])
+    def __init__(self, client: Client, lake: Lake, ledger_thread: WorkerThread, settings: Settings) -> None:
+        self._client, self._lake, self._ledger_thread = client, lake, ledger_thread
+        self._may_fetch_details = settings.fetch_details != "never"
+        self.is_proven = not self._may_fetch_details
+        """Whether the tenants of the service's uploads are the lake's, or new ones are accepted."""
 
+    async def check_files(self) -> None:
+        """Raise `SettingsError` if nothing shows that the service has the lake's files.
 
-async def check_tenants(client: Client, lake: Lake, ledger_thread: WorkerThread, tenants: frozenset[int]) -> None:
-    """Raise `SettingsError` if details name tenants of uploads, and none of those that the lake has.
-
-    Ids, update times and references of two accounts may coincide. `tenants` are those of a batch that is about to be
-    stored. If it names none of the lake's, at most 20 files of the lake are read by id: one of a known tenant shows
-    that the account is the lake's, and has another tenant by now. Raises `RetriesExhaustedError` if calls failed.
-    """
-    properties = await ledger_thread.call(lambda: lake.ledger.properties)
-    known = frozenset(properties.tenants)
-    if not known or tenants & known:
-        return
-    others, failures = set(tenants), list[RetriesExhaustedError]()
-    for sample in await ledger_thread.call(lake.ledger.sample_files, _MAX_SAMPLES):
-        try:
-            answer = detail_for_key(sample.file_id, properties.identity, await client.get_file(sample.file_id))
-        except RetriesExhaustedError as error:
-            failures.append(error)
-            if len(failures) == _MAX_FAILURES:
-                break
-            continue
-        named = set(_iter_numbers(answer.raw, "tenant_id")) if isinstance(answer, Detail) else set()
-        if named & known:
+        Costs one list call if a file on the first page is one of the lake's. Otherwise at most 20 files are looked for,
+        one after the other: by id, or by their references where an id may not find them. Raises
+        `RetriesExhaustedError` if none is found and calls failed: an outage shows nothing.
+        """
+        client, lake, call = self._client, self._lake, self._ledger_thread.call
+        if not await call(lake.ledger.count_files):
             return
-        others |= named
-    if others and failures:
-        raise failures[-1]
-    if others:
-        raise SettingsError(
-            f"The service has files of tenant {', '.join(map(str, sorted(others)))}, and none of tenant"
-            f" {', '.join(map(str, sorted(known)))}, which the lake is of: this is another account.",
-            hint=_HINT,
-        )
+        page = await client.list_files(FileQuery(limit=_LISTED_FILES))
+        listed = {key: item for item in page.items for key in (item.id, item.instance_id) if key is not None}
+        known = await call(lake.ledger.file_versions, list(listed))
+        known = {file_id: version for file_id, version in known.items() if not version.deleted}
+        if any(None is not version.updated_at == listed[file_id].updated_at for file_id, version in known.items()):
+            return
+        stored = await call(read_identities, lake.layout, lake.ledger, _commit_seqs(known.values()))
+        if any(_is_same_file(stored.get(file_id), listed[file_id].raw) for file_id in known):
+            return
+        samples = await call(lake.ledger.sample_files, _MAX_SAMPLES)
+        stored |= await call(read_identities, lake.layout, lake.ledger, _commit_seqs(samples))
+        may_ask_by_id = self._may_fetch_details and await call(lambda: lake.ledger.properties.identity) == "id"
+        file_ids = list(dict.fromkeys([*list(known)[: _MAX_SAMPLES // 2], *(sample.file_id for sample in samples)]))
+        if not await _has_one_of(client, file_ids[:_MAX_SAMPLES], stored, by_id=may_ask_by_id):
+            raise _other_account_error(file_ids[:_MAX_SAMPLES])
+
+    async def prove(self, tenants: frozenset[int] = frozenset()) -> None:
+        """Raise `SettingsError` before anything is stored, if tenants show another account; record new tenants."""
+        if not self.is_proven:
+            await self._check_tenants(tenants)
+            self.is_proven = True
+        await self._ledger_thread.call(self._record_tenants, tenants)
+
+    def _record_tenants(self, tenants: frozenset[int]) -> None:
+        if not tenants.issubset(known := self._lake.ledger.properties.tenants):
+            self._lake.ledger.set_properties(tenants=sorted(tenants.union(known)))
+
+    async def _check_tenants(self, tenants: frozenset[int]) -> None:
+        """Raise `SettingsError` if details name tenants of uploads, and none of those that the lake has.
+
+        Ids, update times and references of two accounts may coincide. `tenants` are those of a batch that is about to
+        be stored. If it names none of the lake's, at most 20 files of the lake are read by id: one of a known tenant
+        shows that the account is the lake's, and has another tenant by now. Raises `RetriesExhaustedError` if calls
+        failed.
+        """
+        properties = await self._ledger_thread.call(lambda: self._lake.ledger.properties)
+        known = frozenset(properties.tenants)
+        if not known or tenants & known:
+            return
+        others, failures = set(tenants), list[RetriesExhaustedError]()
+        for sample in await self._ledger_thread.call(self._lake.ledger.sample_files, _MAX_SAMPLES):
+            try:
+                document = await self._client.get_file(sample.file_id)
+            except RetriesExhaustedError as error:
+                failures.append(error)
+                if len(failures) == _MAX_FAILURES:
+                    break
+                continue
+            answer = detail_for_key(sample.file_id, properties.identity, document)
+            named = set(_iter_numbers(answer.raw, "tenant_id")) if isinstance(answer, Detail) else set()
+            if named & known:
+                return
+            others |= named
+        if others and failures:
+            raise failures[-1]
+        if others:
+            raise SettingsError(
+                f"The service has files of tenant {', '.join(map(str, sorted(others)))}, and none of tenant"
+                f" {', '.join(map(str, sorted(known)))}, which the lake is of: this is another account.",
+                hint=_HINT,
+            )
 
 
 async def _has_one_of(

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from pipeline.crawl.models import SharedFileIdError
 from pipeline.crawl.windows import ALL_TIME, Window, uncovered_windows
 from pipeline.errors import TimeLimitReachedError
+from pipeline.sync.refetch import read_refetch_requests
 from pipeline.sync.run import open_run
 from pipeline.sync.watermark import add_read_windows, advance, correct_watermark, coverage_before_lookback
 from schemas.timestamps import SECOND, to_datetime
@@ -84,14 +85,14 @@ async def sync(
     ) as run:
         target = await run.fix_target_watermark()
         await run.check_list_has_not_shrunk()
-        await run.check_same_account()
+        await run.account.check_files()
         await run.bind_lake()
         if time_range.newest is not None:
             time_range = TimeRange(since=(await run.find_newest(time_range.newest)).start)
         if time_range.is_explicit:
             run.crawls.files_before = None  # of such a part the number of files is unknown
         windows = await run.ledger_thread.call(_choose_windows, run, time_range)
-        refetches = await run.read_refetch_requests()
+        refetches = await run.ledger_thread.call(read_refetch_requests, run.lake)
         is_compared = time_range.full or not time_range.is_explicit
         try:
             try:

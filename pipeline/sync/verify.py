@@ -24,6 +24,7 @@ from pipeline.lake.ledger.queries import VerificationRecord
 from pipeline.output.logs import log
 from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.differences import Differences, has_lost_too_many, select_rotating_share, shrunken_list_error
+from pipeline.sync.refetch import read_refetch_requests
 from pipeline.sync.run import open_run
 from schemas.file_versions import Tombstone, content_digest, same_content
 from schemas.json_decode import decode_object
@@ -166,9 +167,9 @@ class _Verify:
         self._target = await run.fix_target_watermark()
         is_certain = self._mode.accept_deletions and not self._mode.accept_new_base_url
         if not is_certain and not run.list_is_empty:
-            await run.check_same_account()
-            await run.prove_account()
-        run.is_account_proven = True
+            await run.account.check_files()
+            await run.account.prove()
+        run.account.is_proven = True
         if not self._mode.check_only:
             if is_certain:  # the tenants of what is stored from now on are the lake's
                 await run.ledger_thread.call(run.ledger.set_properties, tenants=())
@@ -389,7 +390,7 @@ class _Verify:
         if None in seconds or len(seconds) > pages:
             # To list all files costs less than to list each second, and finds those that have no update time.
             windows = [ALL_TIME]
-        refetches = await run.read_refetch_requests()
+        refetches = await run.ledger_thread.call(read_refetch_requests, run.lake)
         if windows or refetches:
             await run.crawl_and_commit(windows, target=self._target, refetches=refetches)
         if await run.ledger_thread.call(self._find_unstored):  # no window shows them
