@@ -6,20 +6,21 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from pipeline.lake.catalog.documents import RawCommit
 from pipeline.lake.catalog.next_catalog import choose_base
 from pipeline.lake.ledger.queries import Commit, WindowRecord
 from pipeline.sync.batch_writer import BatchWriter, WriteRequest
 from pipeline.sync.watermark import add_completed_windows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pipeline.client.clock import ServiceClock
-    from pipeline.crawl.models import CommitBatch
+    from pipeline.crawl.models import CommitBatch, ListedWindow
     from pipeline.lake.catalog.catalog import AppliedCommits
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger.queries import RunProgress, RunRecord
     from pipeline.settings.settings import Settings
-    from pipeline.sync.batch_writer import WriteResult
-    from schemas.file_versions import FileVersion
 
 
 class BatchSink:
@@ -39,59 +40,47 @@ class BatchSink:
         """Read the workflow definitions that the lake has: a batch does not write them again."""
         self._definitions = set(self._lake.ledger.definitions())
 
-    def write(self, batch: CommitBatch) -> WriteResult:
-        """Write the documents of a batch. They count from `commit` on."""
-        request = WriteRequest(
-            _sort_versions(batch),
-            self._run_id,
-            self._lake.ledger.next_commit_seq(),
-            frozenset(self._definitions),
-            self.texts_from_list,
-            self._committed,
-            choose_base(self._lake.layout, self._lake.ledger),
-        )
-        written = self.writer.write(request)
+    def write(self, batch: CommitBatch) -> tuple[Commit, frozenset[int]]:
+        """Write the documents of a batch. Return them as a commit, from which on they count, and their tenants."""
+        ledger, seq = self._lake.ledger, self._lake.ledger.next_commit_seq()
+        versions = tuple(sorted(batch.versions, key=lambda version: version.file_id))
+        raw = RawCommit(self._run_id, seq, self.texts_from_list, versions)
+        base = choose_base(self._lake.layout, ledger)
+        written = self.writer.write(WriteRequest(raw, frozenset(self._definitions), self._committed, base))
         self._definitions |= written.definitions
-        return written
+        unreadable = {reject.file_id for reject in written.rejects}
+        commit = replace(
+            self.new_commit(),
+            versions=[version for version in versions if version.file_id not in unreadable],
+            parts=written.parts,
+            digests=written.digests,
+            rejects=[*batch.rejects, *written.rejects],
+            resolved_files=[tombstone.file_id for tombstone in batch.tombstones],
+            refetch=[(file.file_id, file.updated_at) for file in versions if file.file_id in unreadable],
+            drift=written.drift,
+            definitions=sorted(written.definitions),
+        )
+        return commit, written.tenants
 
-    def commit(self, batch: CommitBatch, written: WriteResult, run: RunRecord, progress: RunProgress | None) -> None:
-        """Commit a written batch together with the windows that it completes, and the run's counts and progress."""
-        unreadable = written.unreadable_files
+    def commit(
+        self, commit: Commit, completed: Sequence[ListedWindow], run: RunRecord, progress: RunProgress | None
+    ) -> None:
+        """Make a commit current together with the windows that it completes, and the run's counts and progress."""
         coverage = self._lake.ledger.coverage()
         if self._clock.now() is not None:  # a window is covered up to the time of its list; a local clock may be fast
-            coverage = add_completed_windows(coverage, batch.windows, self._lookback_seconds)
+            coverage = add_completed_windows(coverage, completed, self._lookback_seconds)
         windows = [
             WindowRecord(done.window.start, done.window.end, done.listed_at, done.files, done.is_consistent)
-            for done in batch.windows
+            for done in completed
         ]
-        self._lake.commit(
-            replace(
-                self.new_commit(written.commit_seq),
-                versions=[version for version in _sort_versions(batch) if version.file_id not in unreadable],
-                parts=written.parts,
-                digests=written.digests,
-                rejects=[*batch.rejects, *written.rejects],
-                resolved_files=[tombstone.file_id for tombstone in batch.tombstones],
-                refetch=[(file.file_id, file.updated_at) for file in batch.versions if file.file_id in unreadable],
-                drift=written.drift,
-                definitions=sorted(written.definitions),
-                windows=windows,
-                coverage=coverage,
-                run=run,
-                progress=progress,
-            )
-        )
-        self._committed = written.commit_seq
+        self._lake.commit(replace(commit, windows=windows, coverage=coverage, run=run, progress=progress))
+        self._committed = commit.commit_seq
 
     def finish_rows(self) -> AppliedCommits | None:
         """Return the next catalog with the rows of the committed batches, for a publish; None if there is none."""
         return self.writer.finish(self._committed)
 
-    def new_commit(self, commit_seq: int | None = None) -> Commit:
-        """Return an empty commit of the run: with the number of its rows, otherwise with the next one."""
-        number = self._lake.ledger.next_commit_seq() if commit_seq is None else commit_seq
+    def new_commit(self) -> Commit:
+        """Return an empty commit of the run, with the next number."""
+        number = self._lake.ledger.next_commit_seq()
         return Commit(commit_seq=number, run_id=self._run_id, at=self._clock.now_or_local())
-
-
-def _sort_versions(batch: CommitBatch) -> tuple[FileVersion, ...]:
-    return tuple(sorted(batch.versions, key=lambda version: version.file_id))

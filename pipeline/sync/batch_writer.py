@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from pipeline.flatten.flatten import flatten
 from pipeline.flatten.rows import load_casts
 from pipeline.lake.catalog.catalog import AppliedCommits
 from pipeline.lake.catalog.next_catalog import NextCatalog
 from pipeline.lake.storage import parts
-from pipeline.lake.storage.layout import LakeLayout
+from pipeline.lake.storage.layout import LakeLayout, Part
 from pipeline.output.logs import log
 from pipeline.processes.worker import WorkerProcess, serve
 from schemas.file_versions import version_digest
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from pipeline.lake.catalog.documents import RawCommit
     from pipeline.lake.catalog.next_catalog import NextBase
-    from pipeline.lake.storage.layout import Part
-    from schemas.file_versions import FileVersion, Reject
+    from schemas.file_versions import Reject
 
 _WORKER_CODE: Final = "import sys; from pipeline.sync.batch_writer import main; main(sys.argv[1])"
 # Every batch needs the same memory again, so the allocator keeps it instead of returning it to the system.
@@ -41,17 +40,14 @@ _MIN_FILES_FOR_SUBPROCESS: Final = 1_500  # files of one run; for fewer the star
 
 
 class WriteRequest(Struct, frozen=True):
-    """Message to the writer: versions sorted by file, the commit's number, definitions that the lake has.
+    """Message to the writer: a commit with its versions sorted by file, and definitions that the lake has.
 
-    `texts_from_list`: only the list heeds `lang`. `committed` is the last of the writer's commits that the ledger has,
-    `base` the catalog to which the first one can be applied.
+    `committed` is the last of the writer's commits that the ledger has, `base` the catalog to which the first one can
+    be applied.
     """
 
-    versions: tuple[FileVersion, ...]
-    run_id: str
-    commit_seq: int
+    commit: RawCommit
     known_definitions: frozenset[str]
-    texts_from_list: bool = False
     committed: int = 0
     base: NextBase | None = None
 
@@ -68,7 +64,6 @@ class WriteResult(Struct, frozen=True):
     `tenants` are those of the uploads.
     """
 
-    commit_seq: int
     parts: tuple[Part, ...]
     digests: tuple[bytes, ...]
     rejects: tuple[Reject, ...]
@@ -76,44 +71,25 @@ class WriteResult(Struct, frozen=True):
     definitions: frozenset[str]
     tenants: frozenset[int]
 
-    @property
-    def unreadable_files(self) -> frozenset[int | None]:
-        """Files of the batch that could not be flattened."""
-        return frozenset(reject.file_id for reject in self.rejects)
-
 
 def write_batch(layout: LakeLayout, request: WriteRequest) -> tuple[WriteResult, Mapping[str, pa.Table]]:
     """Flatten one batch, and write its documents. Return the rows, too.
 
     Raises `StorageError`; a version that cannot be read becomes a reject.
     """
-    run_id, seq = request.run_id, request.commit_seq
-    flat = flatten(
-        request.versions,
-        run_id=run_id,
-        seq=seq,
-        known_definitions=request.known_definitions,
-        texts_from_list=request.texts_from_list,
-    )
+    commit, written = request.commit, list[Part]()
+    flat = commit.flatten(request.known_definitions)
     unreadable = {reject.file_id for reject in flat.rejects}
-    versions = [version for version in request.versions if version.file_id not in unreadable]
+    versions = [version for version in commit.versions if version.file_id not in unreadable]
     digests = tuple(version_digest(version.list_item or b"") for version in versions)
-    written = []
     if versions:
-        from_list = request.texts_from_list
+        from_list = commit.texts_from_list
         written.append(
-            parts.write_raw_part(layout, versions, digests, run_id=run_id, seq=seq, texts_from_list=from_list)
+            parts.write_raw_part(
+                layout, versions, digests, run_id=commit.run_id, seq=commit.seq, texts_from_list=from_list
+            )
         )
-    result = WriteResult(
-        commit_seq=seq,
-        parts=tuple(written),
-        digests=digests,
-        rejects=flat.rejects,
-        drift=flat.drift,
-        definitions=flat.definitions,
-        tenants=flat.tenants,
-    )
-    return result, flat.tables
+    return WriteResult(tuple(written), digests, flat.rejects, flat.drift, flat.definitions, flat.tenants), flat.tables
 
 
 class BatchWriter:
@@ -134,7 +110,7 @@ class BatchWriter:
 
     def write(self, request: WriteRequest) -> WriteResult:
         """Write one batch. Raises what `write_batch` raises, also from the subprocess."""
-        self._files += len(request.versions)
+        self._files += len(request.commit.versions)
         self.prestart(self._files)
         if self._process is None:  # of so few files the publish makes the rows again
             return write_batch(self._layout, request)[0]
@@ -177,8 +153,8 @@ class _Writer:
         """Write a batch, or end the next catalog."""
         if self._last is not None:
             (last, tables), self._last = self._last, None
-            if last.commit_seq == request.committed and last.base is not None:
-                self._next.add(tables, seq=last.commit_seq, base=last.base)
+            if last.commit.seq == request.committed and last.base is not None:
+                self._next.add(tables, seq=request.committed, base=last.base)
         if isinstance(request, FinishRequest):
             return self._next.finish()
         result, tables = write_batch(self._layout, request)

@@ -235,12 +235,12 @@ class RunSession:
         """
 
         async def store(batch: CommitBatch) -> None:
-            written = await self.ledger_thread.call(self.sink.write, batch)
-            if written.digests:
-                await self.account.prove(written.tenants)
-            self.crawls.stats.rejects += len(written.rejects)
+            commit, tenants = await self.ledger_thread.call(self.sink.write, batch)
+            if commit.versions:
+                await self.account.prove(tenants)
+            self.crawls.stats.rejects += len(commit.refetch)
             counts, progress = self._count_so_far(), self.crawls.read_progress()
-            await self.ledger_thread.call(self.sink.commit, batch, written, counts, progress)
+            await self.ledger_thread.call(self.sink.commit, commit, batch.windows, counts, progress)
             if time.monotonic() - self._published > PUBLISH_EVERY_SECONDS:
                 await self.ledger_thread.call(self.publish, complete=False)
 

@@ -20,6 +20,7 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import ScanlakeError, StorageError
+from pipeline.lake.catalog.documents import RawCommit
 from pipeline.lake.storage.layout import LakeLayout
 from pipeline.output.logs import format_traceback
 from pipeline.processes.worker import WorkerProcess, receive, send
@@ -97,7 +98,7 @@ async def test_it_is_killed(lake: Path) -> None:
 
 async def test_a_bug_in_it_is_found(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The traceback of a bug in the writing process names the line that it came up in."""
-    broken = f"import pipeline.sync.batch_writer as w\nw.flatten = None\n{batch_writer._WORKER_CODE}"
+    broken = f"import pipeline.sync.batch_writer as w\nw.version_digest = None\n{batch_writer._WORKER_CODE}"
     monkeypatch.setattr(batch_writer, "_WORKER_CODE", broken)
     async with Emulator(5, seed=SEED) as emulator:
         with pytest.raises(TypeError) as raised:
@@ -123,10 +124,11 @@ def test_half_an_order_is_mixed_with_no_other(tmp_path: Path) -> None:
     layout.create_dirs(layout.folders(table.name for table in TABLES))
     held = BatchWriter(layout, min_files=2)
     whole = FileVersion(1, b"{}", b'{"id":1}' + b" " * 3_000_000, None, 0, "")
+    broken = whole._replace(fetch_signature=lambda: 0)  # type: ignore[arg-type]
     with pytest.raises((AttributeError, pickle.PicklingError)):
-        held.write(WriteRequest((whole, whole._replace(fetch_signature=lambda: 0)), "r-abcdef", 1, frozenset()))  # type: ignore[arg-type]
+        held.write(WriteRequest(RawCommit("r-abcdef", 1, texts_from_list=False, versions=(whole, broken)), frozenset()))
     with pytest.raises(ScanlakeError, match="ended unexpectedly"):
-        held.write(WriteRequest((whole,), "r-abcdef", 2, frozenset()))
+        held.write(WriteRequest(RawCommit("r-abcdef", 2, texts_from_list=False, versions=(whole,)), frozenset()))
     held.close()
     assert children() == before
     assert not list(tmp_path.rglob("*-abcdef.parquet"))
@@ -139,9 +141,10 @@ def test_what_is_cut_is_never_taken(lake: Path) -> None:
     """
     versions = tuple(FileVersion(number, b"{}", b"{" + b" " * 9_000 + b"}", None, 0, "") for number in range(20))
     stream = io.BytesIO()  # larger than what goes through the pipe in one frame
-    send(stream, WriteRequest(versions, "20260101T000000Z-abcdef", 1, frozenset({"d"})))
+    commit = RawCommit("20260101T000000Z-abcdef", 1, texts_from_list=False, versions=versions)
+    send(stream, WriteRequest(commit, frozenset({"d"})))
     sent = stream.getvalue()
-    assert receive(io.BytesIO(sent)).versions == versions
+    assert receive(io.BytesIO(sent)).commit.versions == versions
     for length in [*range(300), *range(300, len(sent), 3_001), *range(len(sent) - 300, len(sent))]:
         with pytest.raises(EOFError):
             receive(io.BytesIO(sent[:length]))
