@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from enum import Enum
 from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
-import pyarrow as pa
 from msgspec.structs import replace
 
 from pipeline import __version__
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake import retention
 from pipeline.lake.catalog import catalog
-from pipeline.lake.catalog.documents import read_references
+from pipeline.lake.catalog.documents import describe_tombstones
 from pipeline.lake.catalog.folder_checks import require_lake_or_empty
 from pipeline.lake.document_damage import find_damage, find_lost_files, repair_documents
 from pipeline.lake.ledger.folder import RESTORE_IN_PROGRESS, FolderKind, has_restore_mark
@@ -24,7 +24,7 @@ from pipeline.lake.storage.atomic_files import fsync_dir
 from pipeline.lake.storage.foreign_entries import refuse_foreign_entries
 from pipeline.lake.storage.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.storage.parts import check_documents_exist
-from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, SCHEMA_VERSION, TABLES
+from schemas.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,23 +42,23 @@ class PublishOptions(TypedDict, total=False):
     run_tasks: RunTasks | None
 
 
+class Opening(Enum):
+    """What a lake is opened for."""
+
+    CREATE = "write; an empty folder becomes a lake"
+    EXISTING = "write; there must be a lake"
+    REPAIR = "repair a lake, whose ledger is rebuilt if it is missing or damaged; `Lake.findings` names it"
+    RESTORE = "publish what a restore has brought; its mark stays"
+
+
 class Lake:
     """A lake open for writing. Use as a context manager; raises `LakeLockedError` while another run has it."""
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        doing: str,
-        must_exist: bool = False,
-        check_before_open: bool = False,
-        is_restore: bool = False,
-    ) -> None:
+    def __init__(self, root: Path, *, doing: str, opening: Opening = Opening.CREATE) -> None:
         """Prepare the lake in `root`.
 
-        With `check_before_open` a missing or damaged ledger is rebuilt, and `findings` names it. `is_restore`: the mark
-        of an unfinished restore stays. Raises `SettingsError` for a folder with other files, `LakeCorruptedError` for
-        a lake without its ledger; then nothing has changed.
+        Raises `SettingsError` for a folder with other files or none, and `LakeCorruptedError` for a lake without its
+        ledger that is not opened for its repair; then nothing has changed.
         """
         self.layout = LakeLayout(root.absolute())
         identity = identify_ledger(self.layout.ledger)
@@ -66,18 +66,17 @@ class Lake:
         self._ledger_problem: str | None = None
         if kind is FolderKind.LAKE_WITHOUT_LEDGER:
             self._ledger_problem = describe_ledger(self.layout.ledger, identity)
-            if not check_before_open:
+            if opening is not Opening.REPAIR:
                 refuse_foreign_entries(self.layout)
                 raise LakeCorruptedError(f"{self.layout.ledger}: {self._ledger_problem}.", hint=REBUILD_HINT)
             list_documents(self.layout, self._ledger_problem)
-        if must_exist and kind is FolderKind.EMPTY:
+        if kind is FolderKind.EMPTY and opening in {Opening.EXISTING, Opening.REPAIR}:
             raise SettingsError(f"No lake at {self.layout.root}.", hint="Run `scanlake sync`, or correct --lake.")
         self.is_new = kind is FolderKind.EMPTY
         self.findings: list[Finding] = []
         """What opening has repaired."""
-        self._check_before_open = check_before_open
         self._doing = doing
-        self._is_restore = is_restore
+        self._opening = opening
         self._stack = ExitStack()
         self.ledger: Ledger
 
@@ -86,7 +85,7 @@ class Lake:
             self.layout.create_dirs([self.layout.root])
             stack.enter_context(lock_lake(self.layout, self._doing))
             self._repair_before_open()
-            if not self._is_restore and has_restore_mark(self.layout.root):
+            if self._opening is not Opening.RESTORE and has_restore_mark(self.layout.root):
                 with translate_os_errors(mark := self.layout.root / RESTORE_IN_PROGRESS):
                     mark.unlink(missing_ok=True)  # the lake is in use: no later restore may replace it
             is_new = not self.layout.ledger.exists()
@@ -99,7 +98,7 @@ class Lake:
             self.layout.create_dirs(self.layout.folders(table.name for table in TABLES))
             retention.remove_orphans(self.layout, self.ledger)
             catalog.remove_stale_wal(self.layout)
-            if not (self._check_before_open or self._is_restore):
+            if self._opening in {Opening.CREATE, Opening.EXISTING}:
                 self._repair_unpublished_documents()
             self._stack = stack.pop_all()
         return self
@@ -119,7 +118,7 @@ class Lake:
 
     def _repair_before_open(self) -> None:
         refuse_foreign_entries(self.layout)
-        if self._check_before_open and not self.is_new:
+        if self._opening is Opening.REPAIR:
             # Again under the lock: another repair may have ended since.
             kind = require_lake_or_empty(self.layout, identify_ledger(self.layout.ledger))
             is_missing = kind is FolderKind.LAKE_WITHOUT_LEDGER
@@ -140,9 +139,8 @@ class Lake:
         `commit.commit_seq` is `ledger.next_commit_seq()`, as in the rows. Tombstones get a part here.
         """
         if commit.tombstones:
-            rows, run_id, seq = self._tombstone_rows(commit), commit.run_id, commit.commit_seq
-            tombstones = rows.append_column("kind", pa.array([DELETED] * len(rows), pa.string()))
-            documents = parts.write_raw_rows(self.layout, [tombstones], run_id=run_id, seq=seq)
+            rows = describe_tombstones(self.layout, self.ledger, commit)
+            documents = parts.write_raw_rows(self.layout, [rows], run_id=commit.run_id, seq=commit.commit_seq)
             commit = replace(commit, parts=[*commit.parts, documents])
         self.ledger.commit(commit)
 
@@ -200,22 +198,3 @@ class Lake:
         is_equal = watermark == last.watermark and not self.ledger.count(newer, (last.commit_seq,))  # of a killed run
         complete = last.complete and is_equal
         return self.publish(last.run_id, at=at, complete=complete, watermark=watermark, **options)
-
-    def _tombstone_rows(self, commit: Commit) -> pa.Table:
-        tombstones = commit.tombstones
-        file_ids = [tombstone.file_id for tombstone in tombstones]
-        versions = self.ledger.file_versions(file_ids)
-        seqs = {file_id: version.commit_seq for file_id, version in versions.items()}
-        references = read_references(self.layout, self.ledger, seqs)
-        detected_at = [tombstone.deletion_detected_at for tombstone in tombstones]
-        columns = {
-            "file_id": file_ids,
-            "scan_code": [references.get(file_id) for file_id in file_ids],
-            "updated_at": [versions[file_id].updated_at if file_id in versions else None for file_id in file_ids],
-            "deletion_detected_at": detected_at,
-            "evidence": [tombstone.evidence for tombstone in tombstones],
-            "_fetched_at": detected_at,
-            "_run_id": [commit.run_id] * len(tombstones),
-            COMMIT_SEQ_COLUMN: [commit.commit_seq] * len(tombstones),
-        }
-        return pa.table(columns, schema=DELETED_FILES.arrow)

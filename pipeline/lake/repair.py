@@ -75,7 +75,7 @@ def check_files(layout: LakeLayout, *, read_data: bool = False) -> LakeCheck:
 
 
 def repair_files(lake: Lake, *, read_data: bool = False) -> LakeCheck:
-    """Do what `check_files` does, and repair the damage. The caller opens the lake with `check_before_open`.
+    """Do what `check_files` does, and repair the damage. The caller opens the lake for its repair.
 
     Publishes what a killed run did not publish, and so completes an interrupted purge.
     """

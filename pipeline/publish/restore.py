@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from pipeline.errors import LakeCorruptedError, PublishError, ScanlakeError, SettingsError
-from pipeline.lake.lake import Lake
+from pipeline.lake.lake import Lake, Opening
 from pipeline.lake.ledger.folder import RESTORE_IN_PROGRESS, RESTORE_MARK, has_restore_mark, require_outside_lakes
 from pipeline.lake.ledger.format import find_foreign_content, translate_sqlite_errors
 from pipeline.lake.ledger.images import forget_missing_images, iter_paths
@@ -204,7 +204,7 @@ def _download_backup(store: ObjectStore, layout: LakeLayout, target: LakeLayout)
 
 def _publish_copy(target: LakeLayout, *, is_whole: bool) -> SnapshotRecord | None:
     """Publish the copied ledger if the lake has every part, and return its last snapshot."""
-    with Lake(target.root, doing="restore", is_restore=True) as lake:
+    with Lake(target.root, doing="restore", opening=Opening.RESTORE) as lake:
         clear_pause(lake.ledger)  # a backup has not the snapshot that the lake was rolled back to
         forget_missing_images(lake.ledger, lambda path: not (target.root / path).is_file())
         return lake.republish(at=now_us(), rebuild=True) if is_whole else lake.ledger.last_snapshot()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from pipeline.errors import AuthenticationError, ExitCode, LakeLockedError, ScanlakeError, SettingsError, StorageError
-from pipeline.lake.lake import Lake
+from pipeline.lake.lake import Lake, Opening
 from pipeline.lake.ledger.request_log import OrderState, ReportJob
 from pipeline.output.logs import log
 from pipeline.reports.certification import Certifier
@@ -286,7 +286,7 @@ def publish_if_unlocked(settings: Settings, command: str) -> None:
     The publish of the other run includes them, so nothing waits for its lock.
     """
     try:
-        with Lake(settings.lake, doing=command, must_exist=True) as lake:
+        with Lake(settings.lake, doing=command, opening=Opening.EXISTING) as lake:
             lake.republish(at=now_us())
     except LakeLockedError as error:
         log.warning("publish.skipped", reason=error.message, hint="the next publish of a run includes the changes")

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from pipeline.emulator import Emulator
 from pipeline.lake.catalog.folder_checks import require_lake
-from pipeline.lake.lake import Lake
+from pipeline.lake.lake import Lake, Opening
 from pipeline.lake.repair import LakeCheck, check_files, repair_files
 from tests.sync.sync_harness import SEED, synced
 
@@ -38,7 +38,7 @@ def checked(lake: Path, *, read_data: bool = False, mend: bool = True) -> LakeCh
     """Check, or with `mend` repair, as the commands do."""
     if not mend:
         return check_files(require_lake(lake), read_data=read_data)
-    with Lake(lake, doing="repair", must_exist=True, check_before_open=True) as held:
+    with Lake(lake, doing="repair", opening=Opening.REPAIR) as held:
         return repair_files(held, read_data=read_data)
 
 

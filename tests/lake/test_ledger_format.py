@@ -16,7 +16,7 @@ import pytest
 from pipeline import __version__
 from pipeline.cli.app import main
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.lake.lake import Lake
+from pipeline.lake.lake import Lake, Opening
 from pipeline.lake.ledger.format import FORMAT, create_tables, require_format
 from pipeline.lake.ledger.ledger import Ledger
 from schemas.tables import SCHEMA_VERSION
@@ -123,7 +123,7 @@ def test_the_lake_of_each_release_is_opened(tmp_path: Path) -> None:
     assert sorted(path.name for path in released.glob("*")) == sorted(versions)
     for version in versions:
         lake = shutil.copytree(released / version, tmp_path / version)
-        with Lake(lake, doing="test", must_exist=True) as held:
+        with Lake(lake, doing="test", opening=Opening.EXISTING) as held:
             held.republish(at=AT)
         assert called(lake, "check").code == ExitCode.OK, version
 

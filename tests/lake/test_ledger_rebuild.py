@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.errors import LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.lake import compaction, ledger_rebuild
-from pipeline.lake.lake import Lake
+from pipeline.lake.lake import Lake, Opening
 from pipeline.lake.ledger.queries import RunRecord
 from pipeline.lake.repair import repair_files
 from pipeline.settings.settings import Settings
@@ -175,7 +175,7 @@ def test_documents_that_a_merge_has_replaced_are_retired(tmp_path: Path) -> None
     raw = {path.name for path in lake.glob("documents/*")}
     assert len(raw) == 26
     forget_snapshots_after(lake, None)
-    with Lake(lake, doing="repair", check_before_open=True) as held:
+    with Lake(lake, doing="repair", opening=Opening.REPAIR) as held:
         repair_files(held, read_data=True)
         assert len([part for part in held.ledger.parts() if part.table_name == "documents"]) == 1
     with opened(lake) as db:

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake.lake import Lake
+from pipeline.lake.lake import Lake, Opening
 from pipeline.lake.ledger.queries import RunRecord
 from pipeline.lake.repair import repair_files
 from pipeline.lake.rollback import clear_pause, plan_rollback, roll_back
@@ -175,7 +175,7 @@ def test_a_snapshot_is_published_again_while_it_is_kept(tmp_path: Path) -> None:
     assert (rolled_back(lake, 1).snapshot, asked(lake, counts)) == (3, [([0] * 6,)])
     for damage in (lambda: None, (lake / "catalog.duckdb").unlink, lambda: flip(lake / "catalog.duckdb", 0.3)):
         damage()
-        with Lake(lake, doing="repair", check_before_open=True) as held:
+        with Lake(lake, doing="repair", opening=Opening.REPAIR) as held:
             repair_files(held)
             assert held.republish(at=AT + 5).snapshot == 3
             assert not held.needs_publish

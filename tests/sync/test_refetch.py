@@ -12,7 +12,7 @@ import pytest
 from pipeline.emulator import Emulator
 from pipeline.emulator.options import Quirks
 from pipeline.errors import StorageError
-from pipeline.lake.lake import Lake
+from pipeline.lake.lake import Lake, Opening
 from pipeline.lake.repair import repair_files
 from pipeline.output.progress import Progress
 from pipeline.settings.settings import Settings
@@ -135,7 +135,7 @@ async def test_what_is_owed_and_gone_is_forgotten(lake: Path) -> None:
             assert db.execute(rows, [new]).fetchall() > [(1,)]
         raw = max((lake / "documents").glob("*.parquet"))
         flip(raw)
-        with Lake(lake, doing="check", check_before_open=True) as held:
+        with Lake(lake, doing="check", opening=Opening.REPAIR) as held:
             assert repair_files(held).files_to_fetch == [new]
         with opened(lake) as db:  # until it is fetched again, no table has a part of it
             assert db.execute(rows, [new]).fetchall() == [(0,)]

@@ -6,8 +6,8 @@ import typer
 
 from pipeline.cli.context import CommandContext
 from pipeline.cli.options import Location
-from pipeline.cli.writable_lake import open_writable_lake
 from pipeline.errors import ExitCode
+from pipeline.lake.lake import Lake, Opening
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, complete_catalog, mirror_lake
 from pipeline.publish.outcome import format_mirror
 from pipeline.publish.stores import open_location
@@ -49,7 +49,7 @@ def run(
     backup, but the exit code is 9.
     """
     store = open_location(folder)
-    with open_writable_lake(context.settings(), "backup") as lake:
+    with Lake(context.settings().lake, doing="backup", opening=Opening.EXISTING) as lake:
         complete_catalog(lake, at=now_us())
         result = mirror_lake(lake, store, MirrorOptions(images=with_images, backup=True), at=now_us())
     return context.print_result(result, format_mirror(result))

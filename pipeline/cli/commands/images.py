@@ -5,12 +5,12 @@ from typing import Annotated, Final
 import typer
 
 from pipeline.cli.context import CommandContext
-from pipeline.cli.writable_lake import open_writable_lake
 from pipeline.errors import ExitCode
 from pipeline.images.download import fetch_images, plan_images
 from pipeline.images.image_writer import ImageSummary
 from pipeline.images.work_list import ImageSelection, WorkCounts
 from pipeline.lake.catalog.folder_checks import require_lake
+from pipeline.lake.lake import Lake, Opening
 from pipeline.output.formatting import format_bytes, pluralize
 from pipeline.output.redaction import to_one_line
 from pipeline.settings.settings import require_base_url
@@ -52,7 +52,7 @@ def run(
         counts = plan_images(settings, selection)
         return context.print_result(counts, _format_plan(counts))
     token = context.token(settings)
-    with open_writable_lake(settings, "images") as lake:
+    with Lake(settings.lake, doing="images", opening=Opening.EXISTING) as lake:
         summary = fetch_images(lake, settings, token, selection, context.progress())
     code = ExitCode.REJECTS if summary.has_new_rejects else ExitCode.OK
     return context.print_result(summary, "" if context.quiet else format_summary(summary), code)

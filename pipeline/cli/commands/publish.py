@@ -7,8 +7,8 @@ from msgspec import Struct
 
 from pipeline.cli.context import CommandContext
 from pipeline.cli.options import Location
-from pipeline.cli.writable_lake import open_writable_lake
 from pipeline.errors import ExitCode, SettingsError
+from pipeline.lake.lake import Lake, Opening
 from pipeline.output.formatting import format_bytes, pluralize
 from pipeline.publish.iceberg import has_iceberg_tables, publish_iceberg_tables
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, complete_catalog, mirror_lake
@@ -63,7 +63,7 @@ def run(
         raise SettingsError("No target to publish to.", hint="Add --to URL, or set publish_to.")
     store = None if target is None else open_store(target)
     result = tables = None
-    with open_writable_lake(settings, "publish") as lake:
+    with Lake(settings.lake, doing="publish", opening=Opening.EXISTING) as lake:
         complete_catalog(lake, at=now_us())
         if store is not None:
             grace_seconds = settings.retention_hours * 3600

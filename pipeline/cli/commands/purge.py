@@ -12,10 +12,9 @@ from msgspec import Struct
 
 from pipeline.cli.context import CommandContext, require_confirmation
 from pipeline.cli.followers import publish_in_subprocess
-from pipeline.cli.writable_lake import open_writable_lake
 from pipeline.errors import ExitCode, ScanlakeError, StorageError, to_scanlake_error
 from pipeline.lake.file_traces import MAX_FILE_ID, id_columns
-from pipeline.lake.lake import Lake
+from pipeline.lake.lake import Lake, Opening
 from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.ledger.targets import note_unerased
 from pipeline.lake.purge import PurgePlan, PurgeResult, plan_purge, purge
@@ -93,7 +92,7 @@ def run(
     """
     settings = context.settings()
     requester = requested_by or _current_user()
-    with open_writable_lake(settings, "purge") as lake:
+    with Lake(settings.lake, doing="purge", opening=Opening.EXISTING) as lake:
         plan = plan_purge(lake, file_ids)
     if dry_run:
         return context.print_result(plan, _format_plan(plan) + "nothing was erased\n")
@@ -101,7 +100,7 @@ def run(
         files = pluralize(len(plan.files), "file")
         refusal = f"Erasing {files} cannot be undone. Nothing was erased."
         require_confirmation(_format_plan(plan), f"Erase {files}? This cannot be undone.", refusal=refusal)
-    with open_writable_lake(settings, "purge") as lake:
+    with Lake(settings.lake, doing="purge", opening=Opening.EXISTING) as lake:
         try:
             result = purge(lake, file_ids, by=requester, at=(purged_at := now_us()))
         except (OSError, StorageError) as error:

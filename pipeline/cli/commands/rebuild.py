@@ -6,8 +6,8 @@ from typing import Annotated, Final
 import typer
 
 from pipeline.cli.context import CommandContext
-from pipeline.cli.writable_lake import open_writable_lake
 from pipeline.errors import ExitCode
+from pipeline.lake.lake import Lake, Opening
 from pipeline.lake.ray_tasks import open_ray
 from pipeline.lake.rebuild import RebuildResult, rebuild
 from pipeline.output.formatting import pluralize
@@ -31,7 +31,7 @@ def run(
     """
     settings = context.settings()
     cluster = nullcontext() if on is None else open_ray(on)
-    with cluster as run_tasks, open_writable_lake(settings, "rebuild") as lake:
+    with cluster as run_tasks, Lake(settings.lake, doing="rebuild", opening=Opening.EXISTING) as lake:
         result = rebuild(lake, run_tasks)
     text = (
         f"snapshot {result.snapshot}: {pluralize(result.files, 'file')}, {pluralize(result.rows, 'row')}"

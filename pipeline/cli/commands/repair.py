@@ -6,9 +6,9 @@ import typer
 
 from pipeline.cli.context import CommandContext
 from pipeline.cli.options import ReadDataOption
-from pipeline.cli.writable_lake import open_writable_lake
 from pipeline.errors import ExitCode
 from pipeline.lake.catalog.folder_checks import require_lake
+from pipeline.lake.lake import Lake, Opening
 from pipeline.lake.repair import LakeCheck, check_files, repair_files
 from pipeline.output.findings import CheckResult, Severity, collect, format_finding
 from pipeline.output.formatting import pluralize
@@ -38,7 +38,7 @@ def run(
     if dry_run:
         check = check_files(require_lake(settings.lake), read_data=read_data)
     else:
-        with open_writable_lake(settings, "repair", check_before_open=True) as lake:
+        with Lake(settings.lake, doing="repair", opening=Opening.REPAIR) as lake:
             check = repair_files(lake, read_data=read_data)
     result = collect(check.findings)
     must_fetch = not dry_run and (check.files_to_fetch or check.images_to_fetch)

@@ -9,8 +9,8 @@ from pipeline import __version__
 from pipeline.cli.context import CommandContext, require_confirmation
 from pipeline.cli.followers import publish_in_subprocess
 from pipeline.cli.options import Excludes
-from pipeline.cli.writable_lake import open_writable_lake
 from pipeline.errors import ExitCode, SettingsError
+from pipeline.lake.lake import Lake, Opening
 from pipeline.lake.ledger.queries import RunRecord
 from pipeline.lake.rollback import RollbackPlan, clear_pause, plan_rollback, roll_back
 from pipeline.output.formatting import pluralize
@@ -59,7 +59,7 @@ def run(
     if undo is (number is not None):
         raise SettingsError("A rollback needs the number of a snapshot, or --undo.", hint="Run `scanlake snapshots`.")
     settings = context.settings()
-    with open_writable_lake(settings, "rollback") as lake:
+    with Lake(settings.lake, doing="rollback", opening=Opening.EXISTING) as lake:
         if number is None:
             pause = clear_pause(lake.ledger)
             text = f"syncs are allowed again, from snapshot {pause['to']}; run `scanlake sync`\n" if pause else ""

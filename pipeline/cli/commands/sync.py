@@ -12,9 +12,10 @@ from pipeline.cli.context import CommandContext
 from pipeline.cli.followers import publish_in_subprocess, run_maintenance
 from pipeline.cli.options import Excludes, parse_range
 from pipeline.cli.summaries import format_sync_summary, format_verification
-from pipeline.cli.writable_lake import open_writable_lake
+from pipeline.client.probe import probe_service
 from pipeline.errors import ExitCode
 from pipeline.lake.compaction import compact_if_due
+from pipeline.lake.lake import Lake
 from pipeline.lake.storage.mounts import remember_mount
 from pipeline.processes.event_loop import run_async
 from pipeline.publish.outcome import PublishOutcome
@@ -91,7 +92,10 @@ def run(
     token = context.token(settings)
     progress = context.progress()
     prints_summary = not (context.as_json or context.quiet)
-    with open_writable_lake(settings, "sync", must_exist=False, token=token) as lake:
+    lake = Lake(settings.lake, doing="sync")
+    if lake.is_new:  # a wrong address or token leaves no folder
+        run_async(probe_service(settings, token, is_quick=False))
+    with lake:
         before = lake.ledger.last_snapshot(), lake.ledger.next_commit_seq()
         summary = run_async(sync(lake, settings, token, time_range, progress, accept_new_base_url=accept_new_base_url))
         delta = measure_delta(lake, summary.run_id, summary.files_stored, before, progress.last)

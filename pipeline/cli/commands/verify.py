@@ -6,8 +6,8 @@ import typer
 
 from pipeline.cli.context import CommandContext
 from pipeline.cli.summaries import format_verification
-from pipeline.cli.writable_lake import open_writable_lake
 from pipeline.errors import ExitCode
+from pipeline.lake.lake import Lake, Opening
 from pipeline.processes.event_loop import run_async
 from pipeline.settings.settings import require_base_url
 from pipeline.sync.verify import VerifyMode, VerifyResult, verify
@@ -51,7 +51,7 @@ def run(
     mode = VerifyMode(
         check_only=dry_run, accept_deletions=accept_deletions, accept_new_base_url=accept_new_base_url, deep=deep
     )
-    with open_writable_lake(settings, "verify") as lake:
+    with Lake(settings.lake, doing="verify", opening=Opening.EXISTING) as lake:
         result = run_async(verify(lake, settings, token, mode, context.progress()))
     code = ExitCode.OK if result.consistent else ExitCode.REJECTS
     return context.print_result(result, format_verification(result), code)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 
     from pipeline.lake.ledger.ledger import Ledger
+    from pipeline.lake.ledger.queries import Commit
     from pipeline.lake.storage.layout import LakeLayout, Part
 
 VERSION_COLUMNS: Final = FileVersionRecord.__struct_fields__
@@ -106,6 +107,26 @@ def _versions(batch: pa.RecordBatch) -> Iterator[tuple[int, str, bool, FileVersi
 def select_kinds(batch: pa.RecordBatch, *kinds: str) -> pa.RecordBatch:
     """Return the rows of a raw part of some kinds."""
     return batch.filter(pa.array([kind in kinds for kind in batch.column("kind").to_pylist()], pa.bool_()))
+
+
+def describe_tombstones(layout: LakeLayout, ledger: Ledger, commit: Commit) -> pa.Table:
+    """Return the rows of documents for the tombstones of a commit, with what the lake knows of their files."""
+    file_ids = [tombstone.file_id for tombstone in commit.tombstones]
+    versions = ledger.file_versions(file_ids)
+    references = read_references(layout, ledger, {key: version.commit_seq for key, version in versions.items()})
+    detected_at = [tombstone.deletion_detected_at for tombstone in commit.tombstones]
+    columns = {
+        "file_id": file_ids,
+        "scan_code": [references.get(file_id) for file_id in file_ids],
+        "updated_at": [versions[file_id].updated_at if file_id in versions else None for file_id in file_ids],
+        "deletion_detected_at": detected_at,
+        "evidence": [tombstone.evidence for tombstone in commit.tombstones],
+        "_fetched_at": detected_at,
+        "_run_id": [commit.run_id] * len(file_ids),
+        COMMIT_SEQ_COLUMN: [commit.commit_seq] * len(file_ids),
+    }
+    rows = pa.table(columns, schema=DELETED_FILES.arrow)
+    return rows.append_column("kind", pa.array([DELETED] * len(file_ids), pa.string()))
 
 
 def describe_lost_tombstones(ledger: Ledger, known: Collection[int]) -> pa.Table:
