@@ -31,7 +31,8 @@ from pipeline.output.formatting import pluralize
 from pipeline.output.logs import log
 from pipeline.output.progress import ImageProgress, RateEstimator
 from pipeline.processes.event_loop import run_async
-from pipeline.query.reader import limit_address_space, open_catalog
+from pipeline.query.reader import open_catalog
+from pipeline.query.sandbox import limit_address_space
 from schemas.json_decode import InvalidJsonError, decode_json
 from schemas.timestamps import new_run_id, now_us
 from schemas.value_types import ID

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from pipeline.lake.storage.images import ImageKey, ImageKind
-from pipeline.query.reader import check_query, translate_query_errors
+from pipeline.query.sandbox import check_query, translate_query_errors
 
 if TYPE_CHECKING:
     import duckdb

@@ -1,46 +1,34 @@
-"""The browse pages: all tables, the rows of one with filters, order and paging, one file with images, the query box.
-
-A query is as confined as that of `scanlake query`.
-"""
+"""The pages of tables: all of them, and the rows of one with filters, order and paging."""
 
 from __future__ import annotations
 
-import hashlib
-import time
-from collections import defaultdict
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct, convert
+from msgspec import Struct
 
-from pipeline.errors import LakeCorruptedError, SettingsError
+from pipeline.errors import SettingsError
 from pipeline.lake.catalog.history import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.catalog.sql import sql_identifier, sql_literal
 from pipeline.lake.catalog.tables import IMAGES_TABLE
 from pipeline.lake.catalog.views import FILE_SUMMARY
-from pipeline.output.formatting import format_bytes
-from pipeline.output.templates.rendering import read_script
 from pipeline.query.catalog_access import (
     BrowsePage,
     NothingFoundError,
     ResultColumn,
     clean_text,
     list_catalog_tables,
-    read_documented_queries,
-    read_queries,
     read_query,
 )
-from pipeline.query.charts import KINDS, choose_chart, draw_chart
 from pipeline.query.reader import fetch_dicts
+from pipeline.query.stored_images import read_images
 from schemas.tables import FILES, TABLES, UPLOADS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import duckdb
     from yarl import URL
 
     from pipeline.query.catalog_access import BrowsedTable, Query, QueryRows
+    from pipeline.query.stored_images import UploadImages
 
 ROWS_PER_PAGE: Final = 50
 _MAX_FILTERS: Final = 8
@@ -62,31 +50,6 @@ _ROW_PER_FILE: Final = (FILE_SUMMARY.name, "fields_wide")
 """Views with exactly one row per file: the table files numbers their rows (12 ms; the view itself takes 94)."""
 _ORDER_COLUMNS: Final = 3
 """Of a view. DuckDB reads its other columns for the page's rows only; to sort by documents takes ten times as long."""
-MAX_ROWS: Final = 500
-_NO_CHART: Final = "none"
-_MAX_QUERY_CHARS: Final = 4_000  # each takes up to 12 bytes in the address
-DOCUMENTED_QUERIES: Final = read_documented_queries()
-"""Title and SQL of each query of docs/queries.md that reads one catalog."""
-_SCRIPT: Final = read_script("browse_sql.js")
-_MAX_SECTION_ROWS: Final = 200
-"""Rows of a section. The links at the end of the page lead to all rows."""
-
-_QUERIES: Final = read_queries("file.sql")
-_SECTIONS: Final = {
-    "fields": "Fields",
-    "runs": "Workflow runs",
-    "open_steps": "Open workflow steps",
-    "locations": "Locations",
-    "events": "Closing, reopening, new references",
-}
-_INLINE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/webp", "image/gif"})
-"""Types that a browser shows. All others are downloads: HTML or SVG would run in the origin of these pages."""
-
-_DOWNLOAD_SUFFIXES: Final = {"application/pdf": ".pdf"}
-_STORE_FOLDER: Final = "images"
-_CHECK_HINT: Final = "Run `scanlake repair --read-data`."
-_STORED: Final = "state = 'stored' AND path IS NOT NULL AND regexp_full_match(sha256, '[0-9a-f]{64}')"
-_IMAGE: Final = "sha256, coalesce(bytes, 0) AS bytes, coalesce(mime, '') AS mime, path"
 
 
 def build_tables_page(lake: duckdb.DuckDBPyConnection) -> BrowsePage:
@@ -293,176 +256,3 @@ def _order(table: BrowsedTable, sort: str, *, is_descending: bool) -> str:
     if sort:
         order.insert(0, f"{_quote_column(table, sort)} {'DESC' if is_descending else 'ASC'} NULLS LAST")
     return ", ".join(order)
-
-
-# The query box
-
-
-def run_sql_page(lake: duckdb.DuckDBPyConnection, url: URL, query: str, chart: str) -> BrowsePage:
-    """Return the page with a query, and its result with a chart, or its error. `chart` is a kind of chart, or empty."""
-    outcome: dict[str, Any] = {"result": None, "error": None, "plots": []}
-    started = time.monotonic()
-    try:
-        if query.strip():
-            outcome["result"] = result = _read(lake, query)
-            chosen = choose_chart(result, chart if chart in KINDS else "")
-            outcome["plots"] = draw_chart(chosen, result) if chosen and chart != _NO_CHART else []
-    except SettingsError as error:
-        outcome["error"] = error
-    outcome["seconds"] = time.monotonic() - started
-    tables = {name: table.columns for name, table in list_catalog_tables(lake).items() if not name.startswith("meta.")}
-    values = {
-        "query": query,
-        "url": url,
-        "examples": DOCUMENTED_QUERIES,
-        "max_chars": _MAX_QUERY_CHARS,
-        "chart": chart,
-        "charts": {"": "chart by type", **{kind: kind for kind in KINDS}, _NO_CHART: "no chart"},
-        "tables": tables,
-        **outcome,
-    }
-    return BrowsePage("browse_sql.html.jinja", "SQL", values, _SCRIPT, 400 if outcome["error"] else 200)
-
-
-def _read(lake: duckdb.DuckDBPyConnection, query: str) -> QueryRows:
-    """Return the first rows. Raises `SettingsError` for a wrong query, and for one that is too long for an address."""
-    if len(query) > _MAX_QUERY_CHARS:
-        hint = "Use `scanlake query - < FILE` for longer ones."
-        raise SettingsError(f"The query has more than {_MAX_QUERY_CHARS:,} characters.", hint=hint)
-    return read_query(lake, query, MAX_ROWS)
-
-
-# One file: its time line, uploads, forms, fields and workflow runs, and its stored images
-
-
-class StoredImage(Struct, frozen=True):
-    """A copy as the catalog names it. `path` is relative to the lake's folder."""
-
-    sha256: str
-    bytes: int
-    mime: str
-    path: str
-
-    @property
-    def is_inline(self) -> bool:
-        """Whether a page shows it."""
-        return self.mime in _INLINE_TYPES
-
-    @property
-    def description(self) -> str:
-        """Type and size."""
-        is_known = self.is_inline or self.mime in _DOWNLOAD_SUFFIXES
-        return f"{self.mime.rpartition('/')[2].upper() if is_known else 'file'}, {format_bytes(self.bytes)}"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The HTTP headers of its response."""
-        if self.is_inline:
-            return {"Content-Type": self.mime}
-        suffix = _DOWNLOAD_SUFFIXES.get(self.mime, ".bin")
-        return {
-            "Content-Type": self.mime if self.mime in _DOWNLOAD_SUFFIXES else "application/octet-stream",
-            "Content-Disposition": f'attachment; filename="{self.sha256}{suffix}"',
-        }
-
-
-class UploadImages(Struct):
-    """The copies of one upload, and why there is none of its image."""
-
-    image: StoredImage | None = None
-    thumbnail: StoredImage | None = None
-    problem: str = ""
-
-    @property
-    def displayed(self) -> StoredImage | None:
-        """The copy that a page shows: the smaller one."""
-        return next((image for image in (self.thumbnail, self.image) if image is not None and image.is_inline), None)
-
-
-def find_file(lake: duckdb.DuckDBPyConnection, text: str) -> BrowsePage:
-    """Return the page of the file with this reference or id; a list of them if there are several."""
-    matches = read_query(lake, _QUERIES["matches"].format(text=sql_literal(text)), _MAX_SECTION_ROWS)
-    if not matches.rows:
-        raise NothingFoundError(
-            f"No file has the reference or id {text}.", hint="Filter the table files for part of the reference."
-        )
-    if len(matches.rows) == 1:
-        return build_file_page(lake, int(matches.rows[0][0] or 0))
-    return BrowsePage("browse_files.html.jinja", f"Files {text}", {"matches": matches})
-
-
-def build_file_page(lake: duckdb.DuckDBPyConnection, file_id: int) -> BrowsePage:
-    """Return the page of a file, also of a deleted one. Raises `NothingFoundError` if the lake has never had it."""
-    rows = fetch_dicts(lake, _QUERIES["facts"].format(file_id=file_id))
-    if not rows:
-        raise NothingFoundError(f"No file {file_id} in the lake.", hint="Look for it by its reference.")
-    facts = {name: str(value) for name, value in rows[0].items() if value is not None}
-    heading = f"File {facts.get('Reference') or file_id}"
-    if "Deletion detected" in facts:
-        return BrowsePage("browse_deleted.html.jinja", heading, {"facts": facts})
-
-    def read(name: str) -> QueryRows:
-        return read_query(lake, _QUERIES[name].format(file_id=file_id), _MAX_SECTION_ROWS)
-
-    answers = read("answers")
-    names = [table.name for table in TABLES if table.is_per_file and table.schema == "main"]
-    values = {
-        "file_id": file_id,
-        "facts": facts,
-        "images": read_images(lake, file_id),
-        "timeline": read("timeline"),
-        "uploads": read("uploads"),
-        "answers": answers,
-        "forms": _group_answers(answers),
-        "sections": [(key, name, read(key)) for key, name in _SECTIONS.items()],
-        "tables": [*names, FILE_EVENTS.name, IMAGES_TABLE],
-    }
-    return BrowsePage("browse_file.html.jinja", heading, values)
-
-
-def _group_answers(answers: QueryRows) -> list[tuple[str | None, list[dict[str, str | None]]]]:
-    """Return the answers of each form with its title; a form without answers has none."""
-    groups = groupby(answers.dicts, key=lambda row: (row["position"], row["title"]))
-    return [(title, [row for row in rows if row["answer_position"] is not None]) for (_, title), rows in groups]
-
-
-# Stored images
-
-
-def read_images(lake: duckdb.DuckDBPyConnection, *file_ids: int) -> defaultdict[tuple[int, str | None], UploadImages]:
-    """Return the copies of files by the ids of file and upload."""
-    sql = f"""SELECT file_id, upload_id::VARCHAR AS upload_id, kind, {_STORED} AS is_stored, {_IMAGE},
-                     concat_ws(': ', replace(state, '_', ' '), reason) AS problem
-              FROM images WHERE file_id IN ({", ".join(map(str, file_ids)) or "NULL"})"""
-    uploads: defaultdict[tuple[int, str | None], UploadImages] = defaultdict(UploadImages)
-    for row in fetch_dicts(lake, sql):
-        upload = uploads[row["file_id"], row["upload_id"]]
-        image = convert(row, StoredImage) if row["is_stored"] else None
-        if row["kind"] == "thumbnail":
-            upload.thumbnail = image
-        else:
-            upload.image, upload.problem = image, "" if image else row["problem"]
-    return uploads
-
-
-def find_image(lake: duckdb.DuckDBPyConnection, sha256: str) -> StoredImage:
-    """Return the copy with this hash. Raises `NothingFoundError` if the catalog names none."""
-    sql = f"SELECT {_IMAGE} FROM images WHERE sha256 = {sql_literal(sha256)} AND {_STORED} ORDER BY ALL LIMIT 1"
-    for row in fetch_dicts(lake, sql):
-        return convert(row, StoredImage)
-    raise NothingFoundError("No such image in the lake.", hint="Open the page of its file again.")
-
-
-def read_image(folder: Path, image: StoredImage) -> bytes:
-    """Return the bytes of a copy in the lake's folder.
-
-    Raises `NothingFoundError` if the store does not have it, and `LakeCorruptedError` if its bytes have another hash.
-    """
-    store = (folder / _STORE_FOLDER).resolve()
-    path = (folder / image.path).resolve()
-    if not path.is_relative_to(store) or not path.is_file():
-        raise NothingFoundError("The store does not have this image.", hint=_CHECK_HINT)
-    body = path.read_bytes()
-    if hashlib.sha256(body).hexdigest() != image.sha256:
-        raise LakeCorruptedError("The stored image is not the one that was downloaded.", hint=_CHECK_HINT)
-    return body

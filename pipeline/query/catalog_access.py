@@ -19,15 +19,8 @@ from msgspec import Struct
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
 from pipeline.lake.catalog.sql import sql_identifier
 from pipeline.output.formatting import format_instant, format_instants, format_numbers, is_plain_number
-from pipeline.query.reader import (
-    check_query,
-    fetch_catalog_columns,
-    fetch_dicts,
-    limit_address_space,
-    open_catalog,
-    strip_trailing_semicolon,
-    translate_query_errors,
-)
+from pipeline.query.reader import fetch_catalog_columns, fetch_dicts, open_catalog
+from pipeline.query.sandbox import check_query, limit_address_space, strip_trailing_semicolon, translate_query_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -22,19 +22,13 @@ from pipeline.errors import ExitCode, ScanlakeError, SettingsError, to_scanlake_
 from pipeline.output.templates.rendering import build_policy, render
 from pipeline.processes.children import limit_commands, start_command
 from pipeline.processes.signals import STOP_SIGNALS
-from pipeline.query.browse import (
-    build_file_page,
-    build_rows_page,
-    build_tables_page,
-    find_file,
-    find_image,
-    find_rows,
-    read_image,
-    run_sql_page,
-)
+from pipeline.query.browse import build_rows_page, build_tables_page, find_rows
 from pipeline.query.catalog_access import BrowsePage, NothingFoundError, clean_text, describe_snapshot
 from pipeline.query.dashboard import POLICY
+from pipeline.query.file_page import build_file_page, find_file
 from pipeline.query.reader import CATALOG
+from pipeline.query.sql_page import run_sql_page
+from pipeline.query.stored_images import find_image, read_image
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

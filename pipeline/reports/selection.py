@@ -12,7 +12,8 @@ from msgspec import Struct
 from pipeline.errors import SettingsError
 from pipeline.lake.ledger.request_log import ReportBatch, ReportJobFile
 from pipeline.output.handover import to_safe_part
-from pipeline.query.reader import check_query, fetch_dicts, translate_query_errors
+from pipeline.query.reader import fetch_dicts
+from pipeline.query.sandbox import check_query, translate_query_errors
 from pipeline.reports.models import CatalogState
 from schemas.requests import MAX_REPORT_FILES
 

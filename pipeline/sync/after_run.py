@@ -15,6 +15,7 @@ from msgspec import Struct
 from yarl import URL
 
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
+from pipeline.lake.catalog.duckdb import read_database
 from pipeline.lake.ledger.readonly import KILLED, open_ledger_readonly, read_live_state
 from pipeline.lake.ledger.sizes import LakeSize, measure_lake
 from pipeline.lake.storage.layout import LakeLayout
@@ -24,7 +25,6 @@ from pipeline.output.logs import log
 from pipeline.output.progress import CrawlProgress
 from pipeline.output.redaction import to_one_line
 from pipeline.processes.event_loop import run_async
-from pipeline.query.reader import count_new_rows
 from pipeline.sync.metrics import require_metrics_file, write_metrics
 from pipeline.sync.run_result import SYNC, RunResult, is_failure
 from schemas.timestamps import format_instant, to_datetime
@@ -238,13 +238,25 @@ def measure_delta(
     return RunDelta(
         added,
         stored - added,
-        count_new_rows(lake.layout, since_seq=before[1]),
+        _count_new_rows(lake.layout, since_seq=before[1]),
         dict(islice(ledger.count_rejects(run_id).items(), _MAX_REASONS)),
         progress.throttled,
         progress.max_requests_per_second,
         progress.concurrency,
         progress.limited_by,
     )
+
+
+def _count_new_rows(layout: LakeLayout, *, since_seq: int) -> dict[str, int]:
+    """Return the number of rows by table that the published catalog has of a commit and the later ones."""
+    if not layout.catalog.exists():
+        return {}
+    with read_database(layout.catalog) as db:
+        columns = "FROM duckdb_columns() WHERE column_name = '_seq' AND database_name = 'lake'"
+        tables = db.execute(f"SELECT table_name, schema_name || '.' || table_name {columns} ORDER BY ALL").fetchall()
+        sql = "SELECT count(*) FROM {} WHERE _seq >= {}"
+        counts = {name: db.execute(sql.format(path, since_seq)).fetchall()[0][0] for name, path in tables}
+    return {name: rows for name, rows in counts.items() if rows}
 
 
 class LakeStats(Struct, frozen=True):

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.query.reader import check_query, open_catalog, translate_query_errors
+from pipeline.query.reader import open_catalog
+from pipeline.query.sandbox import check_query, translate_query_errors
 from pipeline.reports.selection import Selection, select_files, select_references
 from pipeline.settings.settings import Settings
 from tests.cli.test_query_access import fingerprint

@@ -18,7 +18,7 @@ from PIL import Image
 
 from pipeline.emulator import Emulator, ImageOptions
 from pipeline.errors import ExitCode
-from pipeline.query.browse import DOCUMENTED_QUERIES
+from pipeline.query.sql_page import DOCUMENTED_QUERIES
 from tests.docs.generate import DOCS
 from tests.pages.browse_client import open_browse
 from tests.pages.browser import installed, running, tab

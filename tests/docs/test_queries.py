@@ -18,8 +18,8 @@ import pytest
 from pipeline.emulator import Emulator
 from pipeline.lake.catalog.history import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.catalog.tables import IMAGES_TABLE
-from pipeline.query.browse import DOCUMENTED_QUERIES
-from pipeline.query.reader import TABLE_FUNCTIONS
+from pipeline.query.sandbox import TABLE_FUNCTIONS
+from pipeline.query.sql_page import DOCUMENTED_QUERIES
 from schemas.tables import TABLES
 from tests.docs import documents
 from tests.docs.conftest import CREATED, DELETED, UPDATED

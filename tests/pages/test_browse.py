@@ -12,8 +12,8 @@ import duckdb
 from yarl import URL
 
 from pipeline.lake.lake import Lake
-from pipeline.query.browse import DOCUMENTED_QUERIES
 from pipeline.query.catalog_access import describe_snapshot, read_query
+from pipeline.query.sql_page import DOCUMENTED_QUERIES
 from tests.forked_process import forked_children
 from tests.lake.lake_builder import AT, commit
 from tests.pages.browse_client import Visitor, open_browse, table_rows

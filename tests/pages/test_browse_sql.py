@@ -18,8 +18,8 @@ import pytest
 from pipeline.errors import SettingsError
 from pipeline.output.formatting import format_csp_hash
 from pipeline.query import site
-from pipeline.query.browse import MAX_ROWS
 from pipeline.query.catalog_access import CatalogAccess, read_query
+from pipeline.query.sql_page import MAX_ROWS
 from pipeline.settings.settings import Settings
 from tests.conftest import ROOT
 from tests.constants import set_constants

@@ -21,7 +21,7 @@ from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.lake.catalog.duckdb import read_database
 from pipeline.processes.children import run_command, start_command
 from pipeline.processes.event_loop import run_async
-from pipeline.query.browse import DOCUMENTED_QUERIES
+from pipeline.query.sql_page import DOCUMENTED_QUERIES
 from pipeline.settings.locations import encode_path
 
 EXAMPLES: Final = ("demo", "demo --files 500 --folder trial")

@@ -12,7 +12,8 @@ from pipeline.cli.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.ledger.folder import require_outside_lakes
 from pipeline.query.export import run_export, select_tables
-from pipeline.query.reader import open_catalog, run_interruptibly, warn_if_incomplete
+from pipeline.query.reader import open_catalog, warn_if_incomplete
+from pipeline.query.sandbox import run_interruptibly
 from pipeline.settings.locations import is_file_name
 
 EXAMPLES: Final = ("export tables --format csv", "export files.xlsx --tables files,uploads")

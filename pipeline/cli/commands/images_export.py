@@ -13,7 +13,8 @@ from pipeline.images.image_export import ExportedImages, export_images, select_i
 from pipeline.lake.catalog.folder_checks import require_lake
 from pipeline.lake.ledger.folder import require_outside_lakes
 from pipeline.output.formatting import format_bytes, pluralize
-from pipeline.query.reader import open_catalog, run_interruptibly, warn_if_incomplete
+from pipeline.query.reader import open_catalog, warn_if_incomplete
+from pipeline.query.sandbox import run_interruptibly
 from pipeline.settings.locations import parse_folder
 
 EXAMPLES: Final = ("images export -o photos", 'images export -o damage --where "uploads.has_damage"')

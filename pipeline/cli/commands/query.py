@@ -20,16 +20,8 @@ from pipeline.lake.storage.atomic_files import atomic_write
 from pipeline.output.tables import format_table
 from pipeline.processes.environment import environment_without_tokens
 from pipeline.processes.signals import end_process, interrupt_command, replace_handlers
-from pipeline.query.reader import (
-    cast_to_text,
-    check_query,
-    open_all_catalogs,
-    open_catalog,
-    run_interruptibly,
-    strip_trailing_semicolon,
-    translate_query_errors,
-    warn_if_incomplete,
-)
+from pipeline.query.reader import cast_to_text, open_all_catalogs, open_catalog, warn_if_incomplete
+from pipeline.query.sandbox import check_query, run_interruptibly, strip_trailing_semicolon, translate_query_errors
 from pipeline.query.xlsx import check_xlsx_installed
 from pipeline.settings.layers import load_all_sources
 

@@ -20,7 +20,8 @@ from pipeline.lake.ledger.request_log import ReportJobFile, open_request_log
 from pipeline.output.formatting import format_bytes, pluralize
 from pipeline.output.redaction import to_one_line
 from pipeline.processes.event_loop import run_async
-from pipeline.query.reader import open_catalog, run_interruptibly, warn_if_incomplete
+from pipeline.query.reader import open_catalog, warn_if_incomplete
+from pipeline.query.sandbox import run_interruptibly
 from pipeline.reports.job import JobResult, publish_if_unlocked, run_job
 from pipeline.reports.manifest import describe_reading
 from pipeline.reports.models import CatalogState, JobOptions, Manifest, ManifestFile

@@ -23,7 +23,7 @@ from pipeline.lake.storage.atomic_files import write_file
 from pipeline.publish.outcome import PublishOutcome
 from pipeline.query.catalog_access import CatalogAccess
 from pipeline.query.dashboard import LedgerState, load_dashboard, render_dashboard
-from pipeline.query.reader import run_interruptibly
+from pipeline.query.sandbox import run_interruptibly
 from pipeline.query.site import Site
 from pipeline.settings.settings import Settings
 from pipeline.sync.run_result import find_failures

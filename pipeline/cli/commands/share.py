@@ -21,7 +21,8 @@ from pipeline.output.formatting import format_json_instant, pluralize
 from pipeline.output.redaction import to_one_line
 from pipeline.output.tables import format_table
 from pipeline.processes.event_loop import run_async
-from pipeline.query.reader import open_catalog, run_interruptibly
+from pipeline.query.reader import open_catalog
+from pipeline.query.sandbox import run_interruptibly
 from pipeline.reports.job import publish_if_unlocked
 from pipeline.reports.selection import select_references
 from pipeline.reports.shares import ShareOutcome, ShareRun, build_requests, lock_shares
