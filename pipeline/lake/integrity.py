@@ -2,8 +2,7 @@
 
 Neither DuckDB nor a Parquet reader verifies checksums by default, so one flipped bit changes a sum silently. A catalog
 has no hash, because every publish changes a copy of it: its blocks have checksums, which DuckDB compares when it reads
-them, and its rows are compared with those of the outputs. Only `queue_images_again` writes; `lake.repair`
-repairs.
+them, and its rows are compared with those of the outputs. Nothing here writes: `lake.repair` repairs.
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ from pipeline.lake.catalog.duckdb import (
 )
 from pipeline.lake.catalog.sql import sql_read_parquet
 from pipeline.lake.catalog.tables import CATALOG_FORMAT, describe_format, read_shown_snapshot
-from pipeline.lake.ledger.images import ImageRecord, ImageState, has_images, read_images_of, write_images
+from pipeline.lake.ledger.images import ImageRecord, has_images, read_images_of
 from pipeline.lake.storage.atomic_files import is_temp_file, sha256_file
 from pipeline.lake.storage.foreign_entries import AUXILIARY_FILES
-from pipeline.lake.storage.images import move_damaged
 from pipeline.lake.storage.layout import (
     COMPLETE,
     IMAGES,
@@ -49,10 +47,9 @@ from pipeline.output.logs import log
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
-    from pipeline.lake.ledger.ledger import Ledger
     from pipeline.lake.ledger.queries import LedgerQueries, SnapshotRecord
     from pipeline.lake.storage.layout import LakeLayout, Part
     from pipeline.output.findings import Finding
@@ -151,17 +148,6 @@ def check_images(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bool) 
     strange = set(_list_names(layout.root / IMAGES)).difference(prefixes, {INCOMING})
     result.unlisted += sorted(f"{IMAGES}/{name}" for name in strange)
     return result
-
-
-def queue_images_again(layout: LakeLayout, ledger: Ledger, images: Iterable[DamagedImage]) -> None:
-    """Rename damaged images, and make their rows failed: the next `scanlake images` fetches them again."""
-    for image in images:
-        path = layout.root / image.finding.subject
-        if is_image_path(image.finding.subject) and os.path.lexists(path):
-            move_damaged(path)
-        reason = f"its file was damaged: {image.finding.problem}"
-        failed = ImageState.FAILED
-        write_images(ledger, [ImageRecord(*item.key, failed, item.fetched_at, reason) for item in image.records])
 
 
 def _list_names(folder: Path) -> list[str]:

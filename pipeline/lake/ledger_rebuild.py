@@ -23,7 +23,7 @@ from pipeline.lake.catalog.duckdb import classify_read_error, first_line, read_d
 from pipeline.lake.catalog.tables import read_kept_properties, read_shown_snapshot
 from pipeline.lake.ledger.folder import has_restore_mark
 from pipeline.lake.ledger.images import COLUMNS
-from pipeline.lake.ledger.ledger import Ledger, insert, insert_all, record_drift, require_publish, set_properties
+from pipeline.lake.ledger.ledger import Ledger, insert, insert_all, make_publish_due, record_drift, set_properties
 from pipeline.lake.ledger.queries import Commit, SnapshotRecord
 from pipeline.lake.storage.atomic_files import atomic_write, damaged_name, fsync_file
 from pipeline.lake.storage.images import move_damaged
@@ -57,7 +57,7 @@ def rebuild_ledger(layout: LakeLayout, problem: str) -> list[Finding]:
     """
     with translate_os_errors(layout.ledger), atomic_write(layout.ledger) as temp:
         with closing(Ledger(temp)) as ledger:
-            problems = _restore(layout, ledger, problem)
+            problems = _fill(layout, ledger, problem)
         fsync_file(temp)  # a disk that fails here leaves the damaged ledger in its place
         _quarantine_ledger(layout)
         for name in problems:
@@ -96,7 +96,7 @@ def _make_no_source_error(layout: LakeLayout, problem: str) -> LakeCorruptedErro
     )
 
 
-def _restore(layout: LakeLayout, ledger: Ledger, problem: str) -> dict[str, str]:
+def _fill(layout: LakeLayout, ledger: Ledger, problem: str) -> dict[str, str]:
     """Fill a new ledger. Return the problems of documents parts, by name."""
     names = list_documents(layout, problem)
     with ledger.transaction() as db:
@@ -106,8 +106,8 @@ def _restore(layout: LakeLayout, ledger: Ledger, problem: str) -> dict[str, str]
         # A number is never used twice, not even that of a commit whose documents are lost.
         used = [int(path.name.partition("-")[0]) for path in list_part_files(layout)]
         set_properties(db, next_commit_seq=max(used, default=0) + 1)
-        _restore_snapshots(db, layout, is_whole=not problems)
-        _restore_images(db, layout)
+        _take_snapshots(db, layout, is_whole=not problems)
+        _take_images(db, layout)
     documents = [part.name for part in ledger.parts() if part.table_name == RAW_TABLE]
     records = _CommitRecords()
     for batch in iter_raw_batches(layout, documents):
@@ -119,7 +119,7 @@ def _restore(layout: LakeLayout, ledger: Ledger, problem: str) -> dict[str, str]
         for rows in read_versions(layout, documents, by_instance=records.has_shared_ids):
             insert_all(db, "file_version", VERSION_COLUMNS, rows)
         db.execute("DROP TABLE temp.document")
-        require_publish(db)
+        make_publish_due(db)
     return problems
 
 
@@ -220,7 +220,7 @@ def _take_definitions(db: sqlite3.Connection, layout: LakeLayout, definitions: d
 # Catalogs
 
 
-def _restore_snapshots(db: sqlite3.Connection, layout: LakeLayout, *, is_whole: bool) -> None:
+def _take_snapshots(db: sqlite3.Connection, layout: LakeLayout, *, is_whole: bool) -> None:
     """Record the kept snapshots, and what the newest has of the lake: its id, its service, its targets, its past.
 
     A published copy can show a snapshot that is no longer kept. Without coverage the lake claims no watermark, so they
@@ -247,7 +247,7 @@ def _restore_snapshots(db: sqlite3.Connection, layout: LakeLayout, *, is_whole: 
         insert(db, "lake_property", {"name": name, "value": value}, on_conflict="REPLACE")
 
 
-def _restore_images(db: sqlite3.Connection, layout: LakeLayout) -> None:
+def _take_images(db: sqlite3.Connection, layout: LakeLayout) -> None:
     """Record the images that the newest catalog lists."""
     selected = ", ".join(f"epoch_us({name})" if name == "fetched_at" else name for name in COLUMNS)
     with _skip_damaged_catalog(layout.catalog), read_database(layout.catalog) as catalog:

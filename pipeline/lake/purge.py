@@ -15,7 +15,7 @@ from msgspec import Struct
 from pipeline.lake.catalog.documents import read_references, rewrite_documents
 from pipeline.lake.file_traces import ID_IN_JSON_GLOB, TABLES_BY_FILE, find_references, find_traces
 from pipeline.lake.ledger.images import delete_images
-from pipeline.lake.ledger.ledger import insert_all, replace_parts, require_publish, set_properties
+from pipeline.lake.ledger.ledger import insert_all, make_publish_due, replace_parts, set_properties
 from pipeline.lake.ledger.targets import note_unerased
 from pipeline.lake.purged_requests import OutsideCopy, find_outside_copies, forget_requests
 from pipeline.lake.storage.layout import list_snapshots
@@ -150,4 +150,4 @@ def _begin(db: sqlite3.Connection, ledger: Ledger, traces: FileTraces) -> None:
     )
     note_unerased(db, properties)
     # Of a number that is an instance now, the catalog's rows are of another file: it is built from the documents.
-    require_publish(db, same_rows=len(keys) == len(traces.keys))
+    make_publish_due(db, same_rows=len(keys) == len(traces.keys))

@@ -23,13 +23,16 @@ from pipeline.lake.document_damage import DamagedPart, find_damage, find_lost_fi
 from pipeline.lake.integrity import find_damaged_catalogs
 from pipeline.lake.ledger.folder import FolderKind, missing_lake_error
 from pipeline.lake.ledger.format import REBUILD_HINT
+from pipeline.lake.ledger.images import ImageRecord, ImageState, write_images
 from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.storage import foreign_entries
 from pipeline.lake.storage.atomic_files import is_damaged_copy
+from pipeline.lake.storage.images import move_damaged
 from pipeline.lake.storage.layout import (
     LakeLayout,
     describe_lock_owner,
     has_writer,
+    is_image_path,
     list_snapshots,
     lock_lake_for_reading,
     translate_os_errors,
@@ -42,8 +45,9 @@ from schemas.timestamps import DAY, SECOND, now_us, to_datetime
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from pipeline.lake.integrity import ImageCheck
+    from pipeline.lake.integrity import DamagedImage, ImageCheck
     from pipeline.lake.lake import Lake
+    from pipeline.lake.ledger.ledger import Ledger
     from pipeline.lake.ledger.queries import DeltaBase, LakeProperties, LedgerQueries
     from pipeline.settings.settings import Settings
 
@@ -144,7 +148,7 @@ class _Damage(Struct, frozen=True):
         layout, ledger = lake.layout, lake.ledger
         repair_documents(layout, ledger, self.parts, self.lost, self.base)
         outputs = [item.part.name for item in self.parts if item.part.table_name != RAW_TABLE]
-        integrity.queue_images_again(layout, ledger, self.images.damaged)
+        _queue_images_again(layout, ledger, self.images.damaged)
         with translate_os_errors(layout.root):
             for name in outputs:  # the publish writes what is missing
                 layout.part_path(name).unlink(missing_ok=True)
@@ -155,6 +159,17 @@ class _Damage(Struct, frozen=True):
                 for path in {layout.root / item.subject for item in self.catalogs}:
                     if path not in {layout.catalog, layout.snapshot_path(published)}:
                         path.unlink(missing_ok=True)
+
+
+def _queue_images_again(layout: LakeLayout, ledger: Ledger, images: Iterable[DamagedImage]) -> None:
+    """Rename damaged images, and make their rows failed: the next `scanlake images` fetches them again."""
+    for image in images:
+        path = layout.root / image.finding.subject
+        if is_image_path(image.finding.subject) and os.path.lexists(path):
+            move_damaged(path)
+        reason = f"its file was damaged: {image.finding.problem}"
+        failed = ImageState.FAILED
+        write_images(ledger, [ImageRecord(*item.key, failed, item.fetched_at, reason) for item in image.records])
 
 
 def _describe_unknown_files(layout: LakeLayout, names: Iterable[str]) -> Iterator[Finding]:

@@ -23,9 +23,7 @@ from pipeline.lake.catalog.duckdb import (
 from pipeline.lake.catalog.folder_checks import FRESHNESS_VIEW, foreign_catalog_error
 from pipeline.lake.catalog.sql import UTC_NOW_SQL, sql_identifier, sql_literal
 from pipeline.lake.ledger.folder import FolderKind, classify_folder, missing_catalog_error
-from pipeline.lake.ledger.format import (
-    refuse_other_formats,
-)
+from pipeline.lake.ledger.format import refuse_other_formats
 from pipeline.lake.storage.layout import LakeLayout
 from pipeline.output.logs import log
 from pipeline.query.sandbox import restrict_access
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
     from pipeline.settings.settings import Settings
 
 CATALOG: Final = "catalog.duckdb"
-
-
 _COLUMNS_SQL: Final = """
     SELECT CASE schema_name WHEN 'main' THEN '' ELSE 'meta.' END || table_name AS name, columns.column_name,
            columns.data_type, coalesce(columns.comment, '') AS column_comment, coalesce(tables.comment, '') AS comment
@@ -49,8 +45,6 @@ _COLUMNS_SQL: Final = """
     ) AS tables USING (database_name, schema_name, table_name)
     WHERE database_name = current_database() AND schema_name IN ('main', 'meta') AND NOT starts_with(table_name, '_')
     ORDER BY schema_name, table_name, column_index"""
-
-
 SOURCE_COLUMN: Final = "source"
 """The first column of every table: the source that the row comes from, as the settings file names it."""
 _OWN_COLUMN: Final = "source (2)"  # a column of the same name, such as a custom field in fields_wide

@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 from collections import deque
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +30,8 @@ from pipeline.reports.selection import make_batches
 from schemas.timestamps import new_run_id, now_us
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from pipeline.client.client import Client
@@ -68,13 +69,13 @@ async def run_job(
     *,
     timeout_seconds: float,
     select_files: FileSelector,
-    publish: Callable[[], object],
+    published: AbstractContextManager[None],
     sign: Signer | None = None,
     progress: Progress,
 ) -> JobResult:
     """Begin or resume the folder's job, download every report that is ready in time, and write the manifest.
 
-    `select_files` is called once, when a job begins; `publish` shows the job's state in the catalog.
+    `select_files` is called once, when a job begins; `published` shows the job's state in the catalog at its end.
 
     Raises the errors of `open_job_folder`, `open_job` and `ReportRun.run`; PDFs that were delivered stay.
     """
@@ -92,14 +93,9 @@ async def run_job(
                 return JobResult(finished, resumed=True, was_complete=True)
         state = ReportRunState(client, request_log, folder, options, timeout_seconds, progress)
         run = ReportRun(state, reader)
-        try:
+        with published:
             async with client:
                 await run.run()
-        except BaseException:
-            with suppress(ScanlakeError):  # the error that stopped the run is more important
-                publish()
-            raise
-        publish()
         ahead = client.clock.seconds_ahead
         own = {"signed": sign is not None, "clock_seconds_ahead": None if ahead is None else round(ahead, 1)}
         manifest = read_manifest(request_log, job).model_copy(update=own)
@@ -252,9 +248,9 @@ class ReportRun:
         """Queue the batches to order. Return the others whose report is not on disk."""
         state = self._state
         await asyncio.to_thread(state.folder.remove_temp_files)
-        await asyncio.to_thread(state.restore_files, state.options.max_batch_files)  # the service may have them now
+        await asyncio.to_thread(state.put_back_files, state.options.max_batch_files)  # the service may have them now
         orders = await asyncio.to_thread(state.request_log.orders, state.job)
-        state.restore_orders(orders)
+        state.take_up_orders(orders)
         self.orderer.has_accepted_order = any(order.url is not None for order in orders)
         self._certifier.shows_references = any(order.references_found for order in orders)
         to_poll = []
@@ -280,7 +276,19 @@ class ReportRun:
         return order.state in _FOLLOWED
 
 
-def publish_if_unlocked(settings: Settings, command: str) -> None:
+@contextmanager
+def published_at_end(settings: Settings, command: str) -> Iterator[None]:
+    """Publish what the block has recorded, however it ends."""
+    try:
+        yield
+    except BaseException:
+        with suppress(ScanlakeError):  # the error that stopped the block is more important
+            _publish_if_unlocked(settings, command)
+        raise
+    _publish_if_unlocked(settings, command)
+
+
+def _publish_if_unlocked(settings: Settings, command: str) -> None:
     """Publish meta.reports, meta.report_files and meta.shares, unless another run holds the lake.
 
     The publish of the other run includes them, so nothing waits for its lock.

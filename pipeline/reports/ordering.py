@@ -95,7 +95,7 @@ class ReportRunState(Struct):
         if (last := self.last_orders.pop(number, None)) is not None:
             self._states[last.state] -= 1
 
-    def restore_files(self, max_files: int, only: Collection[int] | None = None) -> list[ReportBatch]:
+    def put_back_files(self, max_files: int, only: Collection[int] | None = None) -> list[ReportBatch]:
         """Put the excluded files, or `only` these, into new batches of at most `max_files`."""
         files = [
             replace(file, reason=None)
@@ -103,10 +103,10 @@ class ReportRunState(Struct):
             if file.excluded_at is not None and (only is None or file.file_id in only)
         ]
         batches = make_batches(files, max_files, self.request_log.batches(self.job))
-        self.request_log.restore_files(self.job, batches)
+        self.request_log.put_back_files(self.job, batches)
         return batches
 
-    def restore_orders(self, orders: Sequence[ReportOrderRecord]) -> None:
+    def take_up_orders(self, orders: Sequence[ReportOrderRecord]) -> None:
         """Remember the orders of earlier runs: the last one of each batch, whose orders are sorted by attempt."""
         self.last_orders = {order.batch: order for order in orders}
         self._states = Counter(order.state for order in self.last_orders.values())
@@ -303,7 +303,7 @@ class BatchOrderer:
         reasons = dict.fromkeys(batch.files, f"rejected: {reason}")
         await asyncio.to_thread(state.request_log.exclude_files, state.job, batch.batch, reasons, now_us())
         state.remove_batch(batch.batch)
-        halves = await asyncio.to_thread(state.restore_files, -(-len(batch.files) // 2), set(batch.files))
+        halves = await asyncio.to_thread(state.put_back_files, -(-len(batch.files) // 2), set(batch.files))
         state.batches.update({half.batch: half for half in halves})
         return halves
 

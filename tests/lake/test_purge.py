@@ -18,7 +18,7 @@ from pipeline.lake.file_traces import id_columns
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import ledger
 from pipeline.lake.ledger.images import ImageRecord, ImageState, iter_images, write_images
-from pipeline.lake.ledger.ledger import require_publish
+from pipeline.lake.ledger.ledger import make_publish_due
 from pipeline.lake.ledger.queries import RunRecord
 from pipeline.lake.ledger.request_log import ReportBatch, ReportJob, ReportJobFile, RequestLog
 from pipeline.lake.purge import purge
@@ -353,7 +353,7 @@ def test_a_purge_of_what_stands_in_one_place_alone(lake: Path) -> None:
         held.ledger.replace_parts(gone, [])  # every version is folded away
         with held.ledger.transaction() as db:
             db.execute("DELETE FROM file_version WHERE file_id = 79")
-            require_publish(db)  # the former snapshot keeps it
+            make_publish_due(db)  # the former snapshot keeps it
             insert_reject(db, 78, b"\x00")
             names = ["run_id", "verified_at", "mode", "consistent", "ids"]
             columns = db.execute("PRAGMA table_info(verification)").fetchall()

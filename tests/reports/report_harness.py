@@ -10,9 +10,8 @@ import re
 import sqlite3
 import subprocess
 import time
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
@@ -25,7 +24,7 @@ from pipeline.lake.ledger.request_log import open_request_log
 from pipeline.lake.storage.layout import LakeLayout
 from pipeline.output.progress import Progress
 from pipeline.query.reader import open_catalog
-from pipeline.reports.job import JobResult, publish_if_unlocked, run_job
+from pipeline.reports.job import JobResult, published_at_end, run_job
 from pipeline.reports.models import JobOptions
 from pipeline.reports.selection import Selection, select_files
 from pipeline.settings.settings import Settings
@@ -171,7 +170,7 @@ async def run_report(
             job_options,
             timeout_seconds=timeout_seconds,
             select_files=select,
-            publish=partial(publish_if_unlocked, settings, "the test") if publishes else lambda: None,
+            published=published_at_end(settings, "the test") if publishes else nullcontext(),
             sign=sign,
             progress=Progress(),
         )

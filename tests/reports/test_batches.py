@@ -130,7 +130,7 @@ def test_a_change_of_an_order_does_not_read_the_others() -> None:
 
     missing: Any = None
     state = ReportRunState(missing, missing, missing, missing, 1.0, shown := Shown(), batches=Batches())
-    state.restore_orders([ReportOrderRecord(2, at, "name", OrderState.FAILED, 1, 0) for at in (1, 2)])
+    state.take_up_orders([ReportOrderRecord(2, at, "name", OrderState.FAILED, 1, 0) for at in (1, 2)])
     for number in (1, 2, 3):
         state.set_batch(ReportBatch(number, str(number), None, files=(number,)))
     for number, last in ((1, OrderState.SAVED), (1, OrderState.DELIVERED), (3, OrderState.ORDERED)):

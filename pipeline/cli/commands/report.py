@@ -22,7 +22,7 @@ from pipeline.output.redaction import to_one_line
 from pipeline.processes.event_loop import run_async
 from pipeline.query.reader import open_catalog, warn_if_incomplete
 from pipeline.query.sandbox import run_interruptibly
-from pipeline.reports.job import JobResult, publish_if_unlocked, run_job
+from pipeline.reports.job import JobResult, published_at_end, run_job
 from pipeline.reports.manifest import describe_reading
 from pipeline.reports.models import CatalogState, JobOptions, Manifest, ManifestFile
 from pipeline.reports.ordering import MAX_OUTSTANDING_REPORTS
@@ -181,16 +181,16 @@ def run(
     if signer is not None:
         signer(b"")  # a key that cannot sign must fail now, not after hours
     with open_request_log(layout) as request_log:
-        request_log.ledger.properties.require_service(options.service)
-        client = create_client(settings, call.token(settings), learned=request_log.ledger.properties.learned_limits)
+        properties = request_log.ledger.properties
+        properties.require_service(options.service)
         job = run_job(
-            client,
+            create_client(settings, call.token(settings), learned=properties.learned_limits),
             request_log,
             out,
             options,
             timeout_seconds=timeout,
             select_files=partial(_select_files, settings, selection),
-            publish=partial(publish_if_unlocked, settings, "report"),
+            published=published_at_end(settings, "report"),
             sign=signer,
             progress=call.progress(),
         )

@@ -3,7 +3,6 @@
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Final
@@ -14,7 +13,7 @@ from msgspec import Struct
 from pipeline.cli.context import CommandContext, require_confirmation
 from pipeline.cli.options import Excludes, Requires
 from pipeline.client.client import create_client
-from pipeline.errors import ExitCode, ScanlakeError, SettingsError
+from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.catalog.folder_checks import require_lake
 from pipeline.lake.ledger.request_log import ShareState, open_request_log
 from pipeline.output.formatting import format_json_instant, pluralize
@@ -23,7 +22,7 @@ from pipeline.output.tables import format_table
 from pipeline.processes.event_loop import run_async
 from pipeline.query.reader import open_catalog
 from pipeline.query.sandbox import run_interruptibly
-from pipeline.reports.job import publish_if_unlocked
+from pipeline.reports.job import published_at_end
 from pipeline.reports.selection import select_references
 from pipeline.reports.shares import ShareOutcome, ShareRun, build_requests, lock_shares
 from pipeline.settings.settings import Settings, require_base_url
@@ -113,14 +112,12 @@ def run(
         request_log.ledger.properties.require_service(base_url)
         client = create_client(settings, token, learned=request_log.ledger.properties.learned_limits)
         share_run = ShareRun(client, request_log, force_new=force_new)
-        try:
-            run_async(share_run.run(requests, now_us()))
-        except BaseException:
-            sys.stderr.write(_format_outcomes(share_run.outcomes))  # the links that exist must not be lost
-            with suppress(ScanlakeError):  # the error that stopped the run is more important
-                publish_if_unlocked(settings, "share")
-            raise
-        publish_if_unlocked(settings, "share")
+        with published_at_end(settings, "share"):
+            try:
+                run_async(share_run.run(requests, now_us()))
+            except BaseException:
+                sys.stderr.write(_format_outcomes(share_run.outcomes))  # the links that exist must not be lost
+                raise
     outcomes = share_run.outcomes
     counts = Counter(str(outcome.state) for outcome in outcomes)
     text = _format_outcomes(outcomes) + ", ".join(f"{count:,} {state}" for state, count in counts.items())

@@ -196,7 +196,7 @@ class Ledger(LedgerQueries):
                 db.execute(f"DELETE FROM {table}")
             db.execute("DELETE FROM reject WHERE file_id IS NOT NULL")
             _count_drift(db, ("files", "file_id", "identity"), 1, run_id, at)
-            require_publish(db)
+            make_publish_due(db)
 
     # Parts
 
@@ -204,7 +204,7 @@ class Ledger(LedgerQueries):
         """Replace parts of documents. The rows that they make are the same."""
         with self.transaction() as db:
             replace_parts(db, old, new)
-            require_publish(db, same_rows=True)
+            make_publish_due(db, same_rows=True)
 
     def record_catalog(
         self, catalog: CatalogRecord, base: DeltaBase, *, old: Sequence[Part], new: Sequence[Part]
@@ -242,7 +242,7 @@ class Ledger(LedgerQueries):
                 " last_tried_at, attempts) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 rejects,
             )
-            require_publish(db, same_rows=not removed)
+            make_publish_due(db, same_rows=not removed)
 
     def delete_rejects_without_id(self, run_id: str, is_listed: Callable[[bytes], bool]) -> None:
         """Delete the rejects without an id that a complete list does not have, unless this run has recorded them."""
@@ -377,7 +377,7 @@ def next_commit_seq(db: sqlite3.Connection) -> int:
     return int(json.loads(rows[0][0])) if rows else 1
 
 
-def require_publish(db: sqlite3.Connection, *, same_rows: bool = False) -> None:
+def make_publish_due(db: sqlite3.Connection, *, same_rows: bool = False) -> None:
     """Skip a commit number, so that the newest catalog is behind the ledger.
 
     Unless the current rows are the same, the catalog cannot be updated any more: it must be built again.

@@ -280,7 +280,7 @@ class RequestLog:
                 (job, batch),
             )
 
-    def restore_files(self, job: str, batches: Sequence[ReportBatch]) -> None:
+    def put_back_files(self, job: str, batches: Sequence[ReportBatch]) -> None:
         """Put excluded files into new batches: their order is tried again."""
         with self.ledger.transaction() as db:
             _insert_batches(db, job, batches)
