@@ -34,7 +34,8 @@ from typer.main import get_command
 from typer.models import TyperPath
 
 from pipeline import __version__
-from pipeline.cli.options import ALL_SOURCES_PARAMETER, GlobalOptions, Location, check_option_rules
+from pipeline.cli.option_rules import check_option_rules
+from pipeline.cli.options import ALL_SOURCES_PARAMETER, GlobalOptions, Location
 from pipeline.errors import (
     BugError,
     ExitCode,

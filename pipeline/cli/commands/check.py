@@ -12,7 +12,8 @@ import typer
 from pipeline.cli.context import CommandContext
 from pipeline.cli.followers import read_publish_record
 from pipeline.cli.monitored_run import report_end
-from pipeline.cli.options import Excludes, Location, ReadDataOption, Requires
+from pipeline.cli.option_rules import Excludes, Requires
+from pipeline.cli.options import Location, ReadDataOption
 from pipeline.client.probe import check_service
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.lake.repair import check_folder, check_lake, check_permissions

@@ -12,7 +12,8 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from pipeline.cli.context import CommandContext
-from pipeline.cli.options import Excludes, is_date, parse_bound, parse_range
+from pipeline.cli.option_rules import Excludes
+from pipeline.cli.time_bounds import is_date, parse_bound, parse_range
 from pipeline.client.client import Client, create_client
 from pipeline.client.protocol import NotFound
 from pipeline.errors import ExitCode, SettingsError

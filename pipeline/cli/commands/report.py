@@ -10,7 +10,8 @@ import typer
 from msgspec import Struct
 
 from pipeline.cli.context import CommandContext
-from pipeline.cli.options import Excludes, Location
+from pipeline.cli.option_rules import Excludes
+from pipeline.cli.options import Location
 from pipeline.client.client import create_client
 from pipeline.errors import ExitCode, SettingsError, refuse_unreadable
 from pipeline.lake.catalog.folder_checks import require_lake

@@ -8,7 +8,7 @@ from msgspec import Struct
 from pipeline import __version__
 from pipeline.cli.context import CommandContext, require_confirmation
 from pipeline.cli.followers import publish_in_subprocess
-from pipeline.cli.options import Excludes
+from pipeline.cli.option_rules import Excludes
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.lake import Lake, Opening
 from pipeline.lake.ledger.queries import RunRecord

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from pipeline import __version__
 from pipeline.cli.context import CommandContext
-from pipeline.cli.options import Excludes
+from pipeline.cli.option_rules import Excludes
 from pipeline.errors import ExitCode, StorageError
 from pipeline.lake.ledger.folder import require_own_file
 from pipeline.lake.ledger.queries import RunRecord

@@ -11,7 +11,7 @@ import typer
 from msgspec import Struct
 
 from pipeline.cli.context import CommandContext, require_confirmation
-from pipeline.cli.options import Excludes, Requires
+from pipeline.cli.option_rules import Excludes, Requires
 from pipeline.client.client import create_client
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.catalog.folder_checks import require_lake

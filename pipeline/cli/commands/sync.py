@@ -10,8 +10,9 @@ from msgspec.structs import asdict
 
 from pipeline.cli.context import CommandContext
 from pipeline.cli.followers import publish_in_subprocess, run_maintenance
-from pipeline.cli.options import Excludes, parse_range
+from pipeline.cli.option_rules import Excludes
 from pipeline.cli.summaries import format_sync_summary, format_verification
+from pipeline.cli.time_bounds import parse_range
 from pipeline.client.probe import probe_service
 from pipeline.errors import ExitCode
 from pipeline.lake.compaction import compact_if_due
