@@ -83,7 +83,7 @@ def restore_backup(store: ObjectStore, folder: Path) -> RestoredBackup:
         with translate_os_errors(folder):
             pinned = LakeLayout(stack.enter_context(pin_folder(target.root)))
         mark = pinned.root / RESTORE_IN_PROGRESS
-        handle = stack.enter_context(hold_lock(mark, f"Another restore writes to {target.root}."))
+        handle = stack.enter_context(hold_lock(mark, lambda: f"Another restore writes to {target.root}."))
         with translate_os_errors(folder):
             os.pwrite(handle, RESTORE_MARK, 0)
             os.fsync(handle)

@@ -55,7 +55,7 @@ def open_job_folder(path: Path, new_job: str) -> Iterator[JobFolder]:
             names = list_names(pinned)
         if names and MARKER not in names:
             raise SettingsError(f"--out {path} is not empty and belongs to no job.", hint=_FOLDER_HINT)
-        marker = stack.enter_context(hold_lock(pinned / MARKER, "Another run uses this folder."))
+        marker = stack.enter_context(hold_lock(pinned / MARKER, lambda: "Another run uses this folder."))
         with translate_os_errors(path / MARKER):
             record = _read_or_write_record(path, marker, new_job)
             fsync_dir(pinned)

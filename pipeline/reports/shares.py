@@ -86,7 +86,7 @@ def _parse_expiry(text: str, now: int) -> Any:
 
 def lock_shares(layout: LakeLayout) -> AbstractContextManager[int]:
     """Hold the lock of shares: two concurrent runs would create the same link twice. Raises `LakeLockedError`."""
-    return hold_lock(layout.root / _LOCK_NAME, "Another run is creating share links.")
+    return hold_lock(layout.root / _LOCK_NAME, lambda: "Another run is creating share links.")
 
 
 class ShareRun:

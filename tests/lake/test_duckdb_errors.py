@@ -13,7 +13,6 @@ import pytest
 from pipeline.errors import LakeCorruptedError, ScanlakeError, StorageError
 from pipeline.lake.catalog.duckdb import (
     classify_read_error,
-    halve_memory,
     is_interrupt,
     open_instance,
     open_worker_connection,
@@ -95,14 +94,6 @@ def test_quoted_texts() -> None:
         ('IO Error: Cannot open file "/workspace/quota/x": No such file or directory', type(None)),
     ):
         assert type(write_error("x", duckdb.IOException(text))) is kind, text
-
-
-def test_an_error_within_half_of_the_memory_is_said_as_it_is() -> None:
-    """What aborts a transaction is the error, not that the aborted one then takes no setting."""
-    with duckdb.connect() as db:
-        db.execute("BEGIN; CREATE TABLE one (x INTEGER)")
-        with pytest.raises(duckdb.InvalidInputException, match="it broke"), halve_memory(db):
-            db.execute("SELECT error('it broke')").fetchall()
 
 
 def test_an_interrupt_has_two_classes() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from pipeline.lake.catalog.duckdb import order_rows
 from pipeline.lake.catalog.history import add_versions
 from pipeline.lake.catalog.sql import sql_identifier
 from schemas import value_types
@@ -76,11 +77,6 @@ def _set_replaced_files(db: duckdb.DuckDBPyConnection, file_ids: Sequence[int]) 
 def is_updated_in_place(rows: int) -> bool:
     """Return whether a catalog with so many rows is so large that its rows are updated in place."""
     return rows >= _MIN_ROWS_IN_PLACE
-
-
-def order_rows(table: Table) -> str:
-    """Return the columns by which a catalog's rows of files are sorted."""
-    return "file_id, position" if "position" in table.arrow.names else "file_id"
 
 
 def select_column(column: Column) -> str:

@@ -340,20 +340,6 @@ def write_database(
                 db.execute("DETACH former")
 
 
-@contextmanager
-def halve_memory(db: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """Leave half of DuckDB's memory to others in the block: it gives back blocks that it only keeps for later."""
-    ((former,),) = db.execute("SELECT current_setting('memory_limit')").fetchall()
-    size, unit = former.split()
-    with suppress(duckdb.OutOfMemoryException):  # it needs more; nothing has changed then
-        db.execute(f"SET memory_limit = '{float(size) / 2:.1f} {unit}'")
-    try:
-        yield
-    finally:
-        with suppress(duckdb.TransactionException):  # an aborted one takes no statement; its own error counts
-            db.execute(f"SET memory_limit = '{former}'")
-
-
 def count_used_bytes(path: Path) -> int:
     """Return the bytes of the blocks of a database that are in use."""
     with read_database(path) as db:
@@ -385,6 +371,11 @@ def write_comments(
     db.execute(sql_comment(kind, name, comment, columns))
 
 
+def order_rows(table: Table) -> str:
+    """Return the columns by which a catalog's rows of files are sorted."""
+    return "file_id, position" if "position" in table.arrow.names else "file_id"
+
+
 def split_sorted_query(db: duckdb.DuckDBPyConnection, source: str, table: Table, *, size: int) -> Iterator[str]:
     """Yield queries that together return the rows of `source`, sorted by file; `size` estimates their bytes in memory.
 
@@ -400,8 +391,7 @@ def split_sorted_query(db: duckdb.DuckDBPyConnection, source: str, table: Table,
         quantiles = [number / chunks for number in range(1, chunks)]
         ((values,),) = db.execute(f"SELECT approx_quantile(file_id, {quantiles}) FROM ({source})").fetchall()
         bounds = sorted(set(values or ()))
-    order = "file_id, position" if "position" in table.arrow.names else "file_id"
     for low, high in pairwise([None, *bounds, None]):
         conditions = [f"file_id >= {low}"] * (low is not None) + [f"file_id < {high}"] * (high is not None)
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        yield f"SELECT * FROM ({source}){where} ORDER BY {order}"
+        yield f"SELECT * FROM ({source}){where} ORDER BY {order_rows(table)}"

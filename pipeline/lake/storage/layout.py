@@ -27,10 +27,10 @@ from pipeline.lake.storage.atomic_files import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-_MAX_LOCK_RETRIES: Final = 10
+_LOCK_ATTEMPTS: Final = 11
 _LOCK_RETRY_SECONDS: Final = 0.02
 
 
@@ -121,14 +121,22 @@ def translate_os_errors(subject: Path) -> Iterator[None]:
 
 
 @contextmanager
-def hold_lock(path: Path, problem: str) -> Iterator[int]:
-    """Hold the lock of a file and yield its descriptor. Raises `LakeLockedError` while another process holds it."""
+def hold_lock(path: Path, describe: Callable[[], str], *, read_only: bool = False) -> Iterator[int]:
+    """Hold the lock of a file and yield its descriptor.
+
+    Raises `LakeLockedError` with the description while another process holds it; one that only looks whether it is
+    held has it for a moment.
+    """
     with ExitStack() as stack:
         with translate_os_errors(path):
-            try:
-                handle = stack.enter_context(lock_file(path))
-            except FileLockedError:
-                raise LakeLockedError(problem) from None
+            for left in reversed(range(_LOCK_ATTEMPTS)):
+                try:
+                    handle = stack.enter_context(lock_file(path, read_only=read_only))
+                    break
+                except FileLockedError:
+                    if not left:
+                        raise LakeLockedError(describe()) from None
+                    time.sleep(_LOCK_RETRY_SECONDS)
         yield handle
 
 
@@ -166,22 +174,12 @@ def _lock(layout: LakeLayout, *, read_only: bool = False) -> Iterator[int]:
     if os.path.lexists(layout.lock) and not has_lock_note(layout):
         # It is not moved out of the way: of two runs that do so, the second would move the lock of the first.
         raise StorageError(f"{layout.lock}: Not a lock of scanlake.", hint=f"Move {layout.lock} away, then run again.")
-    with ExitStack() as stack:
-        with translate_os_errors(layout.lock):
-            try:
-                handle = _take_lock(stack, layout.lock, read_only=read_only)
-            except FileLockedError:
-                raise LakeLockedError(f"Another run holds the lake: {describe_lock_owner(layout)}.") from None
+    with hold_lock(layout.lock, lambda: _describe_other_run(layout), read_only=read_only) as handle:
         yield handle
 
 
-def _take_lock(stack: ExitStack, path: Path, *, read_only: bool) -> int:
-    """Lock a file until the end of the stack. `has_writer` may hold it for a moment, which makes no run fail."""
-    for _ in range(_MAX_LOCK_RETRIES):
-        with suppress(FileLockedError):
-            return stack.enter_context(lock_file(path, read_only=read_only))
-        time.sleep(_LOCK_RETRY_SECONDS)
-    return stack.enter_context(lock_file(path, read_only=read_only))
+def _describe_other_run(layout: LakeLayout) -> str:
+    return f"Another run holds the lake: {describe_lock_owner(layout)}."
 
 
 def has_writer(layout: LakeLayout) -> bool:
