@@ -65,7 +65,7 @@ class _HostDownError(Exception):
 
 
 class ImageDownloader:
-    """One run: its work list, clients and counters. Use `run` once."""
+    """One run: its work list, clients and counters. Use `fetch_images` once."""
 
     def __init__(self, settings: Settings, token: str, writer: ImageWriter, summary: ImageSummary) -> None:
         self._settings = settings
@@ -82,7 +82,7 @@ class ImageDownloader:
         self._client: ImageClient
         self._renewer: LinkRenewer
 
-    async def run(self, work: WorkList, progress: Progress, *, identity: Identity, total: int) -> None:
+    async def fetch_images(self, work: WorkList, progress: Progress, *, identity: Identity, total: int) -> None:
         """Fetch everything on the list. What is complete is committed however the run ends.
 
         Raises `ServiceUnavailableError` if an image host is down, `AuthenticationError` if the service refuses the
@@ -345,8 +345,8 @@ def fetch_images(
 ) -> ImageSummary:
     """Fetch the selected images that the lake does not have, and return what became of them. Publish their rows.
 
-    Raises the errors of `ImageDownloader.run`, `RunInterrupted`, and `SettingsError` for wrong SQL and for the lake of
-    another service, whose files may have the same ids. A run that `max_duration_seconds` ends is no error.
+    Raises the errors of `ImageDownloader.fetch_images`, `RunInterrupted`, and `SettingsError` for wrong SQL and for the
+    lake of another service, whose files may have the same ids. A run that `max_duration_seconds` ends is no error.
     """
     ledger, summary = lake.ledger, ImageSummary()
     ledger.properties.require_service(str(settings.base_url))
@@ -365,7 +365,8 @@ def fetch_images(
             if counts.to_fetch:
                 lake.layout.create_dirs([writer.incoming.parent, writer.incoming])
                 downloader = ImageDownloader(settings, token, writer, summary)
-                run = downloader.run(work, progress, identity=ledger.properties.identity, total=counts.to_fetch)
+                identity = ledger.properties.identity
+                run = downloader.fetch_images(work, progress, identity=identity, total=counts.to_fetch)
                 run_async(_run_within_limit(settings.max_duration_seconds, run, summary))
         record = replace(record, state=summary.state)
     except ScanlakeError as error:

@@ -41,7 +41,7 @@ _HINT: Final = "Nothing was changed. Check `ray status`, or run the command with
 
 def run_task(task: FlattenTask, version: str) -> tuple[str, FlattenedRows | None]:
     """Run a task on a worker. Return the worker's version of scanlake, and no result if it is not `version`."""
-    return __version__, task.run() if version == __version__ else None
+    return __version__, task.flatten() if version == __version__ else None
 
 
 @contextmanager

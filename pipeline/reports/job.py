@@ -77,7 +77,7 @@ async def run_job(
 
     `select_files` is called once, when a job begins; `published` shows the job's state in the catalog at its end.
 
-    Raises the errors of `open_job_folder`, `open_job` and `ReportRun.run`; PDFs that were delivered stay.
+    Raises the errors of `open_job_folder`, `open_job` and `ReportRun.order_reports`; PDFs that were delivered stay.
     """
     choose_files = cache(partial(_choose_files, options, select_files))
     if not await asyncio.to_thread(os.path.lexists, path / MARKER):
@@ -95,7 +95,7 @@ async def run_job(
         run = ReportRun(state, reader)
         with published:
             async with client:
-                await run.run()
+                await run.order_reports()
         ahead = client.clock.seconds_ahead
         own = {"signed": sign is not None, "clock_seconds_ahead": None if ahead is None else round(ahead, 1)}
         manifest = read_manifest(request_log, job).model_copy(update=own)
@@ -177,7 +177,7 @@ class ReportRun:
         self._certifier = Certifier(state, confirmer, reader)
         self._queue: deque[ReportBatch] = deque()  # the batches to order
 
-    async def run(self) -> None:
+    async def order_reports(self) -> None:
         """Order, download and certify the missing reports. The failure of one report is stored in the ledger.
 
         Raises errors that concern all reports: `AuthenticationError`, `ServiceUnavailableError`, `ProtocolError`,

@@ -98,7 +98,7 @@ class ShareRun:
         self._force_new = force_new
         self.outcomes: list[ShareOutcome] = []
 
-    async def run(self, requests: Iterable[ShareRequest], now: int) -> None:
+    async def request_shares(self, requests: Iterable[ShareRequest], now: int) -> None:
         """Create the missing shares one after another. A failed or unknown share does not stop the run.
 
         Raises `AuthenticationError`, `ServiceUnavailableError` and `ProtocolError`; no further call is made then.

@@ -77,7 +77,7 @@ class CrawlRunner:
         total = self._count_all()
         return RunProgress(run_id=self._run_id, at=now_us(), done=done, total=total, eta_seconds=eta_seconds)
 
-    async def run(
+    async def crawl_windows(
         self,
         windows: Sequence[Window],
         sink: Sink,

@@ -247,7 +247,7 @@ class RunSession:
         identity = await self.ledger_thread.call(self.identity)
         await self._choose_texts_source(identity)
         options = replace(crawl_options(self.settings, identity), renews_links=renews_links)
-        await self.crawls.run(
+        await self.crawls.crawl_windows(
             windows, store, self.lookup_versions, target=target, options=options, refetches=refetches, compares=compares
         )
 

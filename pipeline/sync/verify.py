@@ -140,7 +140,7 @@ async def verify(lake: Lake, settings: Settings, token: str, mode: VerifyMode, p
     ) as run:
         if await run.ledger_thread.call(run.watermark_us) is None:
             raise SettingsError("The lake is not synced yet.", hint="Run `scanlake sync` first.")
-        return await _Verify(run, mode).run()
+        return await _Verify(run, mode).verify()
 
 
 class _Verify:
@@ -162,7 +162,7 @@ class _Verify:
         self._moved_back: set[int] = set()  # files whose update time is earlier in the service than in the lake
         self._unseen_files = 0  # that the service's list has, and no list has shown
 
-    async def run(self) -> VerifyResult:
+    async def verify(self) -> VerifyResult:
         run = self._run
         self._target = await run.fix_target_watermark()
         is_certain = self._mode.accept_deletions and not self._mode.accept_new_base_url
@@ -220,7 +220,7 @@ class _Verify:
             return await run.lookup_versions(file_ids)
 
         try:
-            await run.crawls.run(
+            await run.crawls.crawl_windows(
                 windows, self._classify_batch, lookup, target=self._target, options=options, compares=True
             )
         except SharedFileIdError:

@@ -58,7 +58,7 @@ class Run:
         started = loop.time()
         downloader = ImageDownloader(self._settings, "token", self, self.summary)  # type: ignore[arg-type]
         try:
-            await downloader.run(self, Progress(), identity="id", total=_IMAGES)  # type: ignore[arg-type]
+            await downloader.fetch_images(self, Progress(), identity="id", total=_IMAGES)  # type: ignore[arg-type]
         except ServiceUnavailableError as error:
             self.problem = error.message
         self.seconds = loop.time() - started

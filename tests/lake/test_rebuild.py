@@ -75,7 +75,7 @@ def run_elsewhere(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
     assert len(waiting) >= 3
 
     def run(task: bytes) -> bytes:
-        return pickle.dumps(pickle.loads(task).run())  # noqa: S301 - this test's own bytes
+        return pickle.dumps(pickle.loads(task).flatten())  # noqa: S301 - this test's own bytes
 
     with ThreadPoolExecutor(4) as pool:
         first = [pool.submit(run, task) for task in reversed(waiting)]
@@ -87,7 +87,7 @@ def run_elsewhere(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
 
 def run_and_fail(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
     """Fail after the first task."""
-    yield next(tasks).run()
+    yield next(tasks).flatten()
     raise ScanlakeError("Ray (ray): the cluster is gone.")
 
 

@@ -41,7 +41,7 @@ async def create_shares(
     ]
     with open_request_log(LakeLayout(lake)) as request_log:
         share_run = ShareRun(quick_client(emulator), request_log, force_new=force_new)
-        await share_run.run(requests, now)
+        await share_run.request_shares(requests, now)
     return share_run.outcomes
 
 

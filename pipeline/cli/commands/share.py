@@ -114,7 +114,7 @@ def run(
         share_run = ShareRun(client, request_log, force_new=force_new)
         with published_at_end(settings, "share"):
             try:
-                run_async(share_run.run(requests, now_us()))
+                run_async(share_run.request_shares(requests, now_us()))
             except BaseException:
                 sys.stderr.write(_format_outcomes(share_run.outcomes))  # the links that exist must not be lost
                 raise

@@ -84,7 +84,7 @@ class FlattenTask(Struct, frozen=True):
     former: pa.Table
     known_definitions: frozenset[str]
 
-    def run(self) -> FlattenedRows:
+    def flatten(self) -> FlattenedRows:
         """Return the rows of every table, in the order of the documents."""
         tables, rejects = self._flatten(self.documents)
         former = self._flatten(self.former)[0].get(FILES.name)
@@ -108,12 +108,12 @@ RunTasks: TypeAlias = Callable[[Iterator[FlattenTask]], Iterable[FlattenedRows]]
 
 def run_here(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
     """Run the tasks in this process, one after the other."""
-    return map(FlattenTask.run, tasks)
+    return map(FlattenTask.flatten, tasks)
 
 
 def run_beside(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
     """Run the tasks in other processes, while this one reads documents and writes rows."""
-    code = f"from {__name__} import FlattenTask, worker_process; worker_process.serve(FlattenTask.run)"
+    code = f"from {__name__} import FlattenTask, worker_process; worker_process.serve(FlattenTask.flatten)"
     count = min(_MAX_PROCESSES, os.cpu_count() or 1)
     pending: deque[Future[FlattenedRows]] = deque()
     with ExitStack() as stack:
