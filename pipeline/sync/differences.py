@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from math import ceil
 from typing import TYPE_CHECKING, Final
@@ -36,8 +35,8 @@ class Differences(Struct):
     details_checked: int = 0
     unrepaired: list[int] = field(default_factory=list)  # of the missing, stale and different ones
 
-    def ids_as_json(self) -> str:
-        """Return the ids that differ as JSON: the first of each kind."""
+    def list_ids(self) -> dict[str, list[int]]:
+        """Return the ids that differ: the first of each kind."""
         kinds: dict[str, Iterable[int]] = {
             "missing": self.missing,
             "stale": self.stale,
@@ -48,7 +47,7 @@ class Differences(Struct):
             "details_differing": self.details,
             "unrepaired": self.unrepaired,
         }
-        return json.dumps({kind: list(ids)[:_MAX_LISTED_IDS] for kind, ids in kinds.items()})
+        return {kind: list(ids)[:_MAX_LISTED_IDS] for kind, ids in kinds.items()}
 
 
 def has_lost_too_many(file_count: int, lost: int) -> bool:

@@ -7,7 +7,6 @@ at the update times that the lake knows) and compares ids and update times. `dee
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -32,7 +31,6 @@ from schemas.timestamps import DAY, SECOND, now_us, to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from datetime import datetime
 
     from pipeline.crawl.models import CommitBatch
     from pipeline.lake.lake import Lake
@@ -91,7 +89,7 @@ class VerifyMode(Struct, frozen=True):
         return ("check" if self.check_only else "repair") + (f", deep {self.deep:g}" if self.deep else "")
 
 
-class VerifyResult(Struct, frozen=True):
+class VerifyResult(VerificationRecord, frozen=True):
     """A verification: counts of files, the first ids of each kind of difference, and the calls that it took.
 
     `consistent`: lake and service agree, after the repair unless the mode was check only. `rejects` are
@@ -101,22 +99,6 @@ class VerifyResult(Struct, frozen=True):
     list, and shown by none of its pages. `unrepaired` files were to be stored again and are not.
     """
 
-    run_id: str
-    verified_at: datetime
-    mode: str
-    consistent: bool
-    watermark: datetime | None
-    files_in_service: int
-    files_in_lake: int
-    missing: int
-    stale: int
-    deleted: int
-    unlisted: int
-    changed_meanwhile: int
-    details_checked: int
-    details_differing: int
-    unproven_windows: int
-    ids: Mapping[str, Sequence[int]]
     requests: Mapping[str, int]
     seconds: float
     snapshot: int
@@ -419,12 +401,13 @@ class _Verify:
         # Both sides count: a file that the list does not show is no proof that the lake has what the service has.
         rejects = run.ledger.count_rejected_files() + self._items_without_id
         is_consistent &= not any((differences.unlisted, rejects, self._uncompared, self._unseen_files))
+        watermark = run.watermark_us()
         verification = VerificationRecord(
             run_id=run.run_id,
-            verified_at=self._choose_time(),
+            verified_at=to_datetime(self._choose_time()),
             mode=self._mode.name,
             consistent=is_consistent and not unproven_windows,
-            watermark=run.watermark_us(),
+            watermark=None if watermark is None else to_datetime(watermark),
             files_in_service=files_in_service,
             files_in_lake=run.ledger.count_files(),
             missing=len(differences.missing),
@@ -435,7 +418,7 @@ class _Verify:
             details_checked=differences.details_checked,
             details_differing=len(differences.details),
             unproven_windows=unproven_windows,
-            ids=differences.ids_as_json(),
+            ids=differences.list_ids(),
         )
         run.ledger.record_verification(verification, repairs=not self._mode.check_only)
         # A commit makes the catalog outdated: if this process is killed now, the next run publishes the record.
@@ -444,14 +427,8 @@ class _Verify:
         log.info("verification.recorded", consistent=verification.consistent, files_in_service=files_in_service)
         counts = run.client.stats
         requests = {"list": counts.list, "detail": counts.detail, "total": counts.requests}
-        at, watermark = verification.verified_at, verification.watermark
-        values = asdict(verification) | {
-            "verified_at": to_datetime(at),
-            "watermark": None if watermark is None else to_datetime(watermark),
-            "ids": json.loads(verification.ids),
-        }
         return VerifyResult(
-            **values,
+            **asdict(verification),
             requests=requests,
             seconds=run.update_record("done").seconds,
             snapshot=snapshot.snapshot,

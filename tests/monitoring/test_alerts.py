@@ -24,7 +24,7 @@ from pipeline.settings.tokens import Secret
 from pipeline.sync import after_run
 from pipeline.sync.after_run import ALERTED, report_killed_sync, report_run, send_alert
 from pipeline.sync.run_result import RunResult
-from schemas.timestamps import now_us
+from schemas.timestamps import now_us, to_datetime
 from tests.constants import set_run_constants
 from tests.forked_process import fork_command
 from tests.monitoring.monitoring_harness import Collector, parsed, scanlake
@@ -95,7 +95,7 @@ async def test_a_lasting_difference_is_one_failure(tmp_path: Path) -> None:
     """Lake and service that differ twice are one alert with exit code 4; other failures are sent as usual."""
 
     def verify(*, consistent: bool) -> None:
-        values: list[Any] = [f"r{now_us()}", now_us(), "list", consistent, None, *[0] * 10, "{}"]
+        values: list[Any] = [f"r{now_us()}", to_datetime(now_us()), "list", consistent, None, *[0] * 10, {}]
         with Lake(tmp_path / "lake", doing="verify") as lake:
             lake.ledger.record_verification(VerificationRecord(*values))
 

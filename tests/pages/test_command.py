@@ -18,7 +18,7 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.ledger.queries import RunRecord, VerificationRecord
 from pipeline.query.catalog_access import CatalogAccess
 from pipeline.settings.settings import Settings
-from schemas.timestamps import now_us
+from schemas.timestamps import now_us, to_datetime
 from tests.forkserver import run_command
 from tests.pages.browse_client import start_browse
 from tests.pages.page_lakes import ParsedPage, republish
@@ -173,7 +173,7 @@ def test_failing_and_paused_syncs_need_attention(small_lake: Path, main: Main) -
         return serve._render(settings, CatalogAccess(settings), is_served=False)
 
     with Lake(small_lake, doing="verify") as lake:
-        values: list[Any] = ["r1", now_us(), "list", True, None, 2, 2, *[0] * 8, "{}"]
+        values: list[Any] = ["r1", to_datetime(now_us()), "list", True, None, 2, 2, *[0] * 8, {}]
         lake.ledger.record_verification(VerificationRecord(*values))
     republish(small_lake)
     assert "failed" not in _attention(render())

@@ -29,6 +29,7 @@ from pipeline.lake.ledger.format import (
 )
 from pipeline.lake.ledger.queries import KEPT_PROPERTIES, LakeProperties, LedgerQueries, RunRecord, SnapshotRecord
 from pipeline.lake.storage.layout import translate_os_errors
+from schemas.timestamps import from_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -152,10 +153,12 @@ class Ledger(LedgerQueries):
 
     def record_verification(self, record: VerificationRecord, *, repairs: bool = True) -> None:
         """Record the result of a verify. One that found differences and `repairs` none makes no later one needless."""
+        at, watermark = from_datetime(record.verified_at), record.watermark and from_datetime(record.watermark)
+        values = {"verified_at": at, "watermark": watermark, "ids": json.dumps(record.ids)}
         with self.transaction() as db:
-            insert(db, "verification", asdict(record))
+            insert(db, "verification", asdict(record) | values)
             if repairs or record.consistent:
-                set_properties(db, last_verify_at=record.verified_at)
+                set_properties(db, last_verify_at=at)
 
     # Commits
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence  # noqa: TC003 - msgspec reads the annotations
+from datetime import datetime  # noqa: TC003 - msgspec reads the annotations
 from enum import EnumType
 from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict, TypeVar, get_type_hints
 
@@ -69,13 +70,13 @@ class FileVersionRecord(Struct, frozen=True):
 
 
 class VerificationRecord(Struct, frozen=True):
-    """Result of a verify: counts of files, and as JSON the ids that differed (the first of each kind)."""
+    """Result of a verify: counts of files, and the ids that differed (the first of each kind)."""
 
     run_id: str
-    verified_at: int
+    verified_at: datetime
     mode: str
     consistent: bool
-    watermark: int | None
+    watermark: datetime | None
     files_in_service: int
     files_in_lake: int
     missing: int
@@ -86,7 +87,14 @@ class VerificationRecord(Struct, frozen=True):
     details_checked: int
     details_differing: int
     unproven_windows: int
-    ids: str
+    ids: Mapping[str, Sequence[int]]
+
+
+class LastVerification(Struct, frozen=True):
+    """When the latest verify was, and whether lake and service agreed."""
+
+    verified_at: int
+    consistent: bool
 
 
 class SnapshotRecord(Struct, frozen=True):
@@ -477,9 +485,9 @@ class LedgerQueries:
             iter(self.select(RunRecord, "run WHERE watermark = ? ORDER BY started_at LIMIT 1", (watermark_us,))), None
         )
 
-    def last_verification(self) -> VerificationRecord | None:
-        """Return the result of the latest verify; None before the first."""
-        return next(iter(self.select(VerificationRecord, "verification ORDER BY verified_at DESC LIMIT 1")), None)
+    def last_verification(self) -> LastVerification | None:
+        """Return what is known of the latest verify; None before the first."""
+        return next(iter(self.select(LastVerification, "verification ORDER BY verified_at DESC LIMIT 1")), None)
 
     def last_snapshot(self) -> SnapshotRecord | None:
         """Return the snapshot that readers see; None before the first."""
