@@ -83,23 +83,6 @@ async def _finish_next(batches: Batcher, in_flight: InFlightFiles) -> int:
     return task.key
 
 
-async def test_a_version_that_may_have_changed_meanwhile_is_fetched_again() -> None:
-    """A stored version counts as current if it is stable; one that changed while it was fetched does not."""
-    item = ListItem(1, None, 5_000_000, b'{"id": 1}')
-    for is_stable in (True, False):
-        stored = stored_version(
-            1, updated_at=item.updated_at, fetched_at=6_000_000, digest=content_digest(item.raw), is_stable=is_stable
-        )
-
-        async def lookup(_: Sequence[int], stored: FileVersionRecord = stored) -> dict[int, FileVersionRecord]:
-            return {1: stored}
-
-        stats = CrawlStats()
-        in_flight = InFlightFiles(WITH_DETAILS, stats, run_id="run", lookup=lookup)
-        await in_flight.submit([item], ListedWindow(Window(0, 10)))
-        assert (len(in_flight), stats.skipped) == ((0, 1) if is_stable else (1, 0))
-
-
 async def test_a_commit_during_a_look_up_is_seen() -> None:
     """A file that is committed while a second window asks for it is asked for once more, and not fetched again."""
     item = ListItem(1, None, 5_000_000, b'{"id": 1}')
@@ -174,7 +157,7 @@ async def test_lists_wait_for_the_workers() -> None:
     assert len(in_flight) == 80
 
 
-async def workers_after(changes: list[tuple[int, int]], *, max_workers: int = 512) -> list[int]:
+async def workers_after(changes: list[tuple[int, int]], *, max_workers: int) -> list[int]:
     """Return the number of workers after rounds of 30 fetches, each with a concurrency and bytes per file."""
     concurrency, size = changes[0]
     found: list[int] = []
@@ -193,16 +176,19 @@ async def workers_after(changes: list[tuple[int, int]], *, max_workers: int = 51
     return found
 
 
-@pytest.mark.parametrize(("max_workers", "expected"), [(512, [64, 64, 250, 512, 80]), (40, [40] * 5)])
-async def test_workers_follow_the_concurrency(max_workers: int, expected: list[int]) -> None:
-    """A quarter more files are fetched than may be in flight, at least 64 and at most the setting."""
-    changes = [(concurrency, 8_000) for concurrency in (8, 51, 200, 512, 64)]
+@pytest.mark.parametrize(
+    ("changes", "max_workers", "expected"),
+    [
+        ([(concurrency, 8_000) for concurrency in (8, 51, 200, 512, 64)], 512, [64, 64, 250, 512, 80]),
+        ([(concurrency, 8_000) for concurrency in (8, 51, 200, 512, 64)], 40, [40] * 5),
+        ([(400, 8_000), (400, 4 * MIB), (400, 8_000)], 512, [500, 64, 500]),
+    ],
+)
+async def test_workers_follow_the_concurrency(
+    changes: list[tuple[int, int]], max_workers: int, expected: list[int]
+) -> None:
+    """A quarter more files are fetched than may be in flight, at least 64 and at most the setting; of 4 MiB each 64."""
     assert await workers_after(changes, max_workers=max_workers) == expected
-
-
-async def test_large_files_keep_the_workers_few() -> None:
-    """Files of 4 MiB get no more than 64 workers, and small ones afterwards all of them."""
-    assert await workers_after([(400, 8_000), (400, 4 * MIB), (400, 8_000)]) == [500, 64, 500]
 
 
 async def test_all_workers_end_at_a_failure() -> None:

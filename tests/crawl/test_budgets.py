@@ -41,21 +41,6 @@ async def test_a_first_sync_of_many(
         assert not result.inconsistent or profile != "seen"
 
 
-async def test_only_changes_are_fetched(lake: FakeLake) -> None:
-    """With ten changed files a sync makes ten detail calls; with none it makes a handful of list calls."""
-    async with Emulator(150, seed=SEED) as emulator:
-        assert (await run_crawl(emulator, lake)).details == 150
-        emulator.world.update(emulator.world.pick_random(10))
-        emulator.world.clock.advance(
-            3
-        )  # files that may still change within the second of their timestamp are read again
-        assert (await run_crawl(emulator, lake)).details == 10
-        unchanged = await run_crawl(emulator, lake)
-        assert (unchanged.details, unchanged.stats.details_fetched) == (0, 0)
-        assert unchanged.lists <= 4
-        assert differences(emulator, lake) == []
-
-
 async def test_a_change_within_the_second_of_the_timestamp(lake: FakeLake) -> None:
     """A second change within the same second is fetched, although the timestamp is the same."""
     async with Emulator(60, seed=SEED) as emulator:
@@ -139,12 +124,3 @@ async def test_lists_with_few_includes(lake: FakeLake, includes: tuple[Literal["
         for pause, details in ((0, 1), (60, 1), (0, 0)):
             emulator.world.clock.advance(pause)
             assert (await run_crawl(emulator, lake, options)).details == details
-
-
-async def test_always(lake: FakeLake) -> None:
-    """With fetch_details = "always" every listed file is fetched once in every run."""
-    options = replace(WITH_DETAILS, fetch_details="always")
-    async with Emulator(120, seed=SEED) as emulator:
-        emulator.world.touch(emulator.world.pick_random(20))
-        assert (await run_crawl(emulator, lake, options)).details == 120
-        assert (await run_crawl(emulator, lake, options)).details == 20

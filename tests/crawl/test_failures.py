@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from pipeline.crawl.listing import WindowReader
 from pipeline.crawl.models import RefetchRequest, parse_reference
 from pipeline.emulator import Emulator, make_quirks
-from pipeline.errors import AuthenticationError, ProtocolError, ServiceUnavailableError
+from pipeline.errors import ProtocolError
 from schemas.file_versions import Reject
-from tests.crawl.crawl_harness import WITH_DETAILS, ChangingEmulator, FakeLake, crawl_exactly, differences, run_crawl
+from tests.crawl.crawl_harness import WITH_DETAILS, ChangingEmulator, FakeLake, differences, run_crawl
 
 if TYPE_CHECKING:
     from pipeline.client.protocol import ListItem
@@ -122,31 +122,6 @@ async def test_a_reject_is_tried_once_per_run(lake: FakeLake, monkeypatch: pytes
         emulator.world.update(poison)
         quick = replace(WITH_DETAILS, commit_every_seconds=0.01)
         assert (await run_crawl(emulator, lake, quick, refetches=refetches(lake))).details == 1
-
-
-@pytest.mark.parametrize(
-    ("status", "path", "skip", "stored", "error"),
-    [
-        *(("500", "/api/v2/files/", skip, skip // 2, ServiceUnavailableError) for skip in (0, 40)),
-        ("503", "/", 50, 20, ServiceUnavailableError),
-        ("401", "/", 40, 0, AuthenticationError),
-    ],
-)
-async def test_an_outage(
-    lake: FakeLake, status: str, path: str, skip: int, stored: int, error: type[Exception]
-) -> None:
-    """If every detail or request fails, or the token is refused, the run fails soon and keeps what was committed."""
-    async with Emulator(FILES, seed=SEED) as emulator:
-        emulator.script(status, times=100_000, path=path, skip=skip)
-        with pytest.raises(error):
-            await run_crawl(emulator, lake, max_attempts=1)
-        assert lake.rejects == {}
-        assert lake.watermark is None
-        assert len(lake.stored) >= stored
-        assert emulator.counts["detail"] < skip + 60
-        assert emulator.statuses[401] <= 40
-        emulator.faults.clear()
-        await crawl_exactly(emulator, lake)
 
 
 @pytest.mark.parametrize("shape", ["404", "{}", "envelope-300"])
