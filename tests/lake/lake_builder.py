@@ -6,7 +6,6 @@ import json
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
@@ -20,14 +19,11 @@ from schemas.timestamps import to_datetime
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
 AT: Final = 1_795_000_000_000_000
 """An instant, in microseconds."""
-
-
-_SURE: Final = {pa.int64(): 0, pa.string(): "", pa.bool_(): True, pa.timestamp("us"): AT}
 
 
 def _to_json(value: Any, sql_type: str) -> Any:
@@ -79,12 +75,13 @@ def commit(
     *,
     gone: Sequence[int] = (),
     stamp: int = 0,
+    change: Callable[[FileVersion], FileVersion] = lambda made: made,
 ) -> int:
     """Commit files, given as {file_id: snap_count}, with rows of children by table. Return the commit's number.
 
     The rows come from documents, in the order of their positions. A row of `form_answers` belongs to the submission at
     its `submit_position`; a run of a workflow has its definition and steps under the keys of the service. A file with
-    more than one upload is closed.
+    more than one upload is closed. `change` gets each version, and returns the one to commit.
     """
     seq = lake.ledger.next_commit_seq()
     run_id = f"20261121T000000Z-{seq:06x}"
@@ -102,7 +99,7 @@ def commit(
         commit_seq=seq,
         run_id=run_id,
         at=AT + stamp,
-        versions=[version(key, stamp, count, sent.get(key)) for key, count in files.items()],
+        versions=[change(version(key, stamp, count, sent.get(key))) for key, count in files.items()],
         tombstones=[Tombstone(key, AT + stamp, "the test says so") for key in gone],
     )
     flat = flatten(new.versions, run_id=run_id, seq=seq, known_definitions=lake.ledger.definitions())
@@ -118,6 +115,15 @@ def write_documents(lake: Lake, new: Commit) -> Commit:
         options: dict[str, Any] = {"run_id": new.run_id, "seq": new.commit_seq}
         written.append(parts.write_raw_part(lake.layout, new.versions, digests, **options))
     return replace(new, parts=written, digests=digests)
+
+
+def publish_files(
+    root: Path, files: Mapping[int, int], *children: Any, watermark: int | None = None, **options: Any
+) -> None:
+    """Commit files to a lake, as `commit` does, and publish them."""
+    with Lake(root, doing="test") as made:
+        commit(made, files, *children, **options)
+        made.publish("", at=AT, complete=True, watermark=watermark)
 
 
 def made_in(root: Path) -> Path:

@@ -6,9 +6,8 @@ import multiprocessing
 import os
 import shutil
 import signal
-import sqlite3
 import tempfile
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -218,17 +217,3 @@ async def test_yesterdays_files_over_todays(
         with opened(lake) as db:
             assert [line for line in differences(db, emulator.truth()) if not line.startswith("workflow")] == []
     assert checked(lake, read_data=True, mend=False).damage == []
-
-
-def test_a_blank_ledger_costs_no_part(lake: Path) -> None:
-    """A database without tables in the place of the ledger is a lost ledger: no sync takes the parts for orphans."""
-    (lake / "ledger.sqlite").unlink()
-    with closing(sqlite3.connect(lake / "ledger.sqlite")) as blank:
-        blank.execute("VACUUM")
-    assert (lake / "ledger.sqlite").exists()
-    with pytest.raises(LakeCorruptedError), Lake(lake, doing="test"):
-        pass
-    checked(lake)
-    with Lake(lake, doing="test") as held:
-        assert held.ledger.count_files() == 2
-    assert checked(lake, read_data=True).damage == []

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 import pytest
 
-from pipeline.cli.app import main
 from pipeline.errors import ExitCode
 from pipeline.lake.catalog.duckdb import open_read_only
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger.ledger import Ledger
 from tests.lake.lake_builder import AT, commit
-from tests.lake.operations import told
+from tests.lake.operations import called, told
 from tests.soaking import SOAKING
 
 if TYPE_CHECKING:
@@ -130,11 +129,9 @@ _TELLING: Final = ("header", "older rows", "missing", "wrong update", "lost view
 """One of each way to find it. Other tests have a file of SQLite and a flipped bit of rows."""
 
 
-def _repair(lake: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[object, list[str]]:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main(["repair", "--lake", str(lake), *options])
-    return ended.value.code, capsys.readouterr().out.splitlines()
+def _repair(lake: Path) -> tuple[int, list[str]]:
+    answer = called(lake, "repair")
+    return answer.code, answer.out.splitlines()
 
 
 def _read(path: Path) -> dict[str, Counter[str]]:
@@ -144,30 +141,22 @@ def _read(path: Path) -> dict[str, Counter[str]]:
         return {name: Counter(map(repr, db.execute(f"FROM {name}").fetchall())) for name in names}
 
 
-def _assert_found_and_repaired(
-    lake: Path, damage: Callable[[Path], object], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("name", _DAMAGES if SOAKING else _TELLING)
+def test_damage_is_found_and_repaired(lakes: Path, tmp_path: Path, name: str) -> None:
+    """A damaged catalog is one finding of `repair`, which builds it from the documents; the next run finds nothing."""
+    lake, (damage, message) = _copy(lakes / "lake", tmp_path), _DAMAGES[name]
     catalog = lake / "catalog.duckdb"
     expected = _read(catalog)
     catalog.chmod(0o600)
     damage(catalog)
-    code, lines = _repair(lake, capsys)
+    code, lines = _repair(lake)
     assert code == 0
     assert lines[0].startswith(f"repaired  lake      catalog.duckdb: {message}")
     assert lines[1].split() == "repair: published again".split()
     assert lines[2].startswith("repaired: 1 finding in ")
     assert _read(catalog) == expected
-    code, lines = _repair(lake, capsys)
+    code, lines = _repair(lake)
     assert (code, len(lines)) == (0, 1)
-
-
-@pytest.mark.parametrize("damage", _DAMAGES if SOAKING else _TELLING)
-def test_damage_is_found_and_repaired(
-    lakes: Path, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A damaged catalog is one finding of `repair`, which builds it from the documents; the next run finds nothing."""
-    lake = _copy(lakes / "lake", tmp_path)
-    _assert_found_and_repaired(lake, *_DAMAGES[damage], capsys)
 
 
 def _copy(lake: Path, target: Path) -> Path:
@@ -206,9 +195,7 @@ def test_a_catalog_that_lacks_a_file_is_not_updated(lakes: Path, tmp_path: Path)
     assert _read(lake / "catalog.duckdb")["files"].total() == _FILES - 1
 
 
-def test_a_file_of_sqlite_is_damage_for_every_reader(
-    lakes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_sqlite_is_damage_for_every_reader(lakes: Path, tmp_path: Path) -> None:
     """Instead of a catalog or a snapshot, a file of SQLite is named in one line, and DuckDB never sees it."""
     lake = _copy(lakes / "lake", tmp_path)
     for path in (lake / "catalog.duckdb", *(lake / "snapshots").glob("*.duckdb")):
@@ -216,21 +203,18 @@ def test_a_file_of_sqlite_is_damage_for_every_reader(
         _replace_by_sqlite(path)
     rows, expected = _FILES - 1, "not a valid DuckDB database file"  # one file is deleted
     for command in (["query", "FROM files"], ["status"], ["snapshots"], ["tables"]):
-        with pytest.raises(SystemExit) as ended:
-            main([*command, "--lake", str(lake)])
-        (line,) = capsys.readouterr().err.splitlines()
-        assert ended.value.code == 9
+        (line,) = told(lake, *command, code=9).splitlines()
         assert line.startswith("scanlake: The catalog cannot be opened: ")
         assert expected in line
         assert "download" not in line
     with pytest.raises(duckdb.IOException, match=expected):
         open_read_only(lake / "catalog.duckdb")
-    code, lines = _repair(lake, capsys)
+    code, lines = _repair(lake)
     assert code == 0
     found = [line for line in lines if line.startswith("repaired  ")]
     assert len(found) > 1
     assert all(expected in line or "sha256 differs" in line for line in found), lines
-    assert _repair(lake, capsys)[0] == 0
+    assert _repair(lake)[0] == 0
     assert _read(lake / "catalog.duckdb")["files"].total() == rows
 
 

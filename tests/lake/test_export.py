@@ -25,7 +25,7 @@ from pipeline.lake.lake import Lake
 from pipeline.query import xlsx
 from pipeline.query.export import run_export
 from schemas.tables import TABLES
-from tests.lake.lake_builder import AT, commit
+from tests.lake.lake_builder import AT, commit, publish_files
 from tests.lake.operations import told
 from tests.made_once import make_once
 
@@ -45,9 +45,7 @@ def _make(folder: Path) -> Path:
          "latitude": -0.5, "geocoding": '{"a": 1}', "extra": '{"=b": 2}'}
         for place, text in enumerate(TEXTS)
     ]  # fmt: skip
-    with Lake(folder / "lake", doing="test") as made:
-        commit(made, {2**53 + 1: len(uploads)}, {"uploads": uploads})
-        made.publish("", at=AT, complete=True, watermark=AT)
+    publish_files(folder / "lake", {2**53 + 1: len(uploads)}, {"uploads": uploads}, watermark=AT)
     return folder / "lake"
 
 

@@ -21,12 +21,11 @@ from pipeline.publish.stores import open_location
 from pipeline.query import export
 from pipeline.query.export import run_export
 from tests.lake.corruption import checked, parts
-from tests.lake.fault_injection import Disk, ProcessKilled, failing
+from tests.lake.fault_injection import Disk, failing
 from tests.lake.lake_builder import AT, facts, undeclared_parts
 from tests.lake.operations import told
 from tests.oracle import differences
 from tests.processes import forked
-from tests.soaking import sample
 from tests.sync.sync_harness import opened, synced, verified
 
 if TYPE_CHECKING:
@@ -172,23 +171,6 @@ def restore(backup: Path, folder: Path) -> int:
     snapshot = restore_backup(open_location(str(backup)), folder).snapshot
     assert snapshot is not None
     return snapshot.files
-
-
-def test_a_restore_that_was_killed_is_replaced_by_the_next(backup: Path, tmp_path: Path) -> None:
-    """Killed anywhere, a restore leaves a folder that the same command fills."""
-    with failing(Disk(0, None)) as disk:
-        restore(backup, tmp_path / "whole")
-    assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("whole/*/*/0*.parquet")} == {0o444}
-    for at in sample(range(6, len(disk.done), 6), 3):
-        folder = tmp_path / str(at)
-        with failing(Disk(at, None)), pytest.raises(ProcessKilled):
-            restore(backup, folder)
-        if not (folder / "catalog.duckdb").exists() or (folder / RESTORE_IN_PROGRESS).exists():
-            assert restore(backup, folder) == 2  # otherwise it was killed when all was done
-        assert checked(folder, read_data=True).damage == []
-        assert not (folder / RESTORE_IN_PROGRESS).exists()
-        with opened(folder) as db:
-            assert db.execute("SELECT count(*) FROM files").fetchall() == [(2,)]
 
 
 def test_what_is_not_ours_is_not_replaced(backup: Path, tmp_path: Path) -> None:

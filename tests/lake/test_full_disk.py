@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,9 @@ from tests.forkserver import run_command
 from tests.lake.corruption import checked
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import told
-from tests.lake.test_crash import litter
+from tests.lake.test_faults import litter
 from tests.oracle import differences
-from tests.processes import ran
+from tests.processes import forked, ran
 from tests.sync.sync_harness import SEED, opened, synced
 
 if TYPE_CHECKING:
@@ -133,3 +134,27 @@ async def test_a_run_on_a_full_disk_has_failed(small_disk: Path) -> None:
         await synced(emulator, lake)
     states = [run["state"] for run in json.loads(told(lake, "status", "--json"))["runs"]]
     assert states == ["done", "failed", "done"]
+
+
+async def test_an_unmounted_lake_does_not_become_a_new_one(small_disk: Path) -> None:
+    """Every command refuses it and names the way out, and writes nothing where the disk was; mounted, it goes on."""
+    lake = small_disk / "lake"
+    async with Emulator(3, seed=SEED) as emulator:
+        assert (await ran(emulator, lake, "sync"))[0] == ExitCode.OK
+        shutil.rmtree(lake)
+        assert (await ran(emulator, lake, "sync"))[0] == ExitCode.OK, "a lake that was deleted is made again"
+        unmount(small_disk)
+        for command in ("sync", "verify", "images"):
+            code, _, err = await ran(emulator, lake, command)
+            [line] = err.splitlines()
+            assert (code, f"its disk {small_disk} is not mounted. Mount it, or delete " in line) == (7, True), command
+        for command in ("status", "query SELECT 1", "check", "backup ../copy", "repair"):
+            answer = forked(lake, *command.split(" ", 1))
+            assert (answer.code, "is not mounted" in answer.out + answer.err) == (7, True), command
+        assert os.listdir(small_disk) == []  # noqa: PTH208
+        lake.mkdir()
+        assert (await ran(emulator, lake, "sync"))[0] == ExitCode.STORAGE, "an empty folder is no lake"
+        record = line.partition("or delete ")[2].partition(" to start")[0]
+        os.remove(record)  # noqa: PTH107
+        assert (await ran(emulator, lake, "sync"))[0] == ExitCode.OK
+    mount(small_disk, "size=1m")  # the fixture unmounts it

@@ -19,7 +19,7 @@ from schemas.file_versions import FileVersion
 from schemas.tables import FILES
 from schemas.timestamps import to_datetime
 from tests.lake.corruption import flip_column
-from tests.lake.lake_builder import AT, commit, write_documents
+from tests.lake.lake_builder import AT, commit, publish_files, write_documents
 from tests.lake.operations import compact_all
 from tests.lake.test_views import asked
 from tests.sync.sync_harness import opened
@@ -77,11 +77,8 @@ def test_events_are_between_two_fetches(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_time_of_a_closing_is_known_or_null(tmp_path: Path) -> None:
     """A file that came closed, or whose former state is unknown, has the event without a time that could be its own."""
     with Lake(tmp_path / "lake", doing="test") as lake:
-        _commit_version(lake, 10, {"scan_code": "A", "closed": 1}, None)
-        _commit_version(lake, 20, {"scan_code": "A", "closed": "unknown"}, None)
-        _commit_version(lake, 30, {"scan_code": "A", "closed": 1}, None)
-        _commit_version(lake, 40, {"scan_code": "A", "closed": 0}, None)
-        _commit_version(lake, 50, {"scan_code": "A", "closed": 1}, None)
+        for stamp, closed in enumerate((1, "unknown", 1, 0, 1), 1):
+            _commit_version(lake, 10 * stamp, {"scan_code": "A", "closed": closed}, None)
         lake.publish("", at=AT, complete=True, watermark=AT)
     with opened(tmp_path / "lake") as db:
         found = db.execute(
@@ -176,9 +173,8 @@ def test_a_summary_counts_a_file_once(tmp_path: Path) -> None:
     ]
     places = [{"file_id": 1, "id": number, "position": number, "location": f"L{number}"} for number in range(2)]
     runs = [{"file_id": 1, "id": 1, "position": 0, "completed_at": AT}, {"file_id": 1, "id": 2, "position": 1}]
-    with Lake(tmp_path / "lake", doing="test") as lake:
-        commit(lake, {1: 3, 2: 0}, {"uploads": uploads, "locations": places, "workflow_runs": runs})
-        lake.publish("", at=AT, complete=True, watermark=AT)
+    children = {"uploads": uploads, "locations": places, "workflow_runs": runs}
+    publish_files(tmp_path / "lake", {1: 3, 2: 0}, children, watermark=AT)
     with opened(tmp_path / "lake") as db:
         first, second = asked(db, "FROM file_summary ORDER BY file_id")
     counts = ("uploads", "damaged_uploads", "devices", "form_submits", "workflow_runs", "open_workflow_runs")

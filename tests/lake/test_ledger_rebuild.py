@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Final
@@ -14,20 +17,27 @@ import pytest
 
 from pipeline.errors import LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.lake import compaction, ledger_rebuild
+from pipeline.lake.catalog.duckdb import read_database
 from pipeline.lake.lake import Lake, Opening
+from pipeline.lake.ledger.format import LedgerIdentity, identify_ledger
+from pipeline.lake.ledger.ledger import Ledger
 from pipeline.lake.ledger.queries import RunRecord
+from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.repair import repair_files
+from pipeline.lake.storage.foreign_entries import refuse_foreign_entries
+from pipeline.lake.storage.layout import LakeLayout
 from pipeline.settings.settings import Settings
-from tests.lake import lake_builder
-from tests.lake.corruption import checked
+from tests.lake.corruption import checked, exhausted_descriptors
 from tests.lake.history import differing_rows
-from tests.lake.lake_builder import AT, commit
+from tests.lake.lake_builder import AT, commit, publish_files
 from tests.lake.operations import compact_all, told
 from tests.lake_copies import copy_lake
 from tests.rows import every
 from tests.sync.sync_harness import asked, check_equal, opened, synced, tampered, verified
 
 if TYPE_CHECKING:
+    from multiprocessing.synchronize import Event
+
     from tests.lake.history import History
 
 
@@ -228,19 +238,16 @@ def test_an_error_that_shows_no_damage(lake: Path) -> None:
         assert sorted(lake.rglob("*")) == before
 
 
-def test_an_unstable_version_stays_unstable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unstable_version_stays_unstable(tmp_path: Path) -> None:
     """A version whose content may change under its update time is looked at again, also with a rebuilt ledger."""
-    make = lake_builder.version
-    monkeypatch.setattr(lake_builder, "version", lambda key, *rest: make(key, *rest)._replace(is_stable=key == 2))
-    with Lake(lake := tmp_path / "lake", doing="test") as held:
-        lake_builder.commit(held, {1: 1, 2: 1})
-        held.publish("", at=lake_builder.AT, complete=True, watermark=None)
+    lake = tmp_path / "lake"
+    publish_files(lake, {1: 1, 2: 1}, change=lambda made: made._replace(is_stable=made.file_id == 2))
     (lake / "ledger.sqlite").unlink()
     checked(lake)
     assert asked(lake, "SELECT file_id, is_stable FROM file_version ORDER BY 1") == [(1, 0), (2, 1)]
 
 
-@every("damage", ["middle", "head", "text", "empty", "free list"])
+@every("damage", ["middle", "head", "text", "empty", "free list", "blank"])
 def test_a_damaged_ledger_is_moved_aside(damage: str, two_files: Path, tmp_path: Path) -> None:
     """A damaged ledger stops a run with exit 9; check names it, repair keeps it under another name and rebuilds it."""
     lake = copy_lake(two_files, tmp_path / damage)
@@ -251,6 +258,10 @@ def test_a_damaged_ledger_is_moved_aside(damage: str, two_files: Path, tmp_path:
         content[36:40] = b"\0\0\0\x09"
     elif damage == "middle":
         content[8192:] = b"\xa5" * (len(content) - 8192)
+    elif damage == "blank":  # a database without tables
+        with closing(sqlite3.connect(":memory:")) as blank:
+            blank.executescript("CREATE TABLE gone (id INTEGER); DROP TABLE gone")
+            content = bytearray(blank.serialize())
     damaged = {"empty": b"", "text": b"not a ledger\n" * 500}.get(damage, bytes(content))
     (lake / "ledger.sqlite").write_bytes(damaged)
     with pytest.raises(LakeCorruptedError, match="empty" if damage == "empty" else r"ledger\.sqlite"):
@@ -281,3 +292,74 @@ def test_a_sync_rebuilds_no_ledger(lake: Path) -> None:
         assert refusal.value.hint == "Run `scanlake repair` to rebuild the ledger."
         assert sorted(lake.rglob("*")) == before
     assert "catalog.duckdb is missing. Run `scanlake repair`." in told(lake, "query", "SELECT 1", code=9)
+
+
+def open_again_and_again(path: Path, stop: Event) -> None:
+    """Open and close a ledger: SQLite creates its log, and deletes it."""
+    while not stop.is_set():
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("UPDATE lake_property SET value = value")
+            db.commit()
+        stop.wait(0.001)
+
+
+def test_a_log_that_vanishes_is_no_damage(tmp_path: Path) -> None:
+    """A ledger is known as one while another process opens and closes it, which creates and deletes its log."""
+    path = tmp_path / "ledger.sqlite"
+    with closing(Ledger(path)) as ledger:
+        ledger.set_properties(source="https://a.example")
+    context = multiprocessing.get_context("fork")
+    stop = context.Event()
+    process = context.Process(target=open_again_and_again, args=(path, stop))
+    process.start()
+    try:
+        found = {identify_ledger(path) for _ in range(1_000)}
+    finally:
+        stop.set()
+        process.join()
+    assert found == {LedgerIdentity.LEDGER}
+
+
+def test_databases_that_are_held_are_opened_by_their_libraries_alone(two_files: Path, tmp_path: Path) -> None:
+    """Ledger and catalog are identified, read and checked for foreign files while this process has them open."""
+    layout = LakeLayout(
+        copy_lake(two_files, tmp_path / "lake")
+    )  # the guard of the suite refuses any other open of a file with a lock
+    with closing(Ledger(layout.ledger)) as ledger, read_database(layout.catalog):
+        ledger.set_properties(deep_position=1)
+        assert identify_ledger(layout.ledger) is LedgerIdentity.LEDGER
+        refuse_foreign_entries(layout)
+        with open_ledger_readonly(layout) as other, read_database(layout.catalog):
+            assert other.properties.deep_position == 1
+
+
+def test_a_ledger_that_cannot_be_opened_is_no_damage(tmp_path: Path) -> None:
+    """Without a free file descriptor nothing can be said of a ledger: the error has its path and SQLite's reason."""
+    path = tmp_path / "ledger.sqlite"
+    Ledger(path).close()
+    with (
+        exhausted_descriptors(),
+        pytest.raises(StorageError, match=r"ledger\.sqlite: (unable to open database file|Too many open files)\."),
+    ):
+        identify_ledger(path)
+
+
+@every("damage", ["a version", "the schema's format", "a name that is no text"])
+def test_damage_without_a_code_of_its_own_is_repaired(damage: str, two_files: Path, tmp_path: Path) -> None:
+    """A ledger whose format or names cannot be read is damaged, for readers and writers, until a check rebuilds it."""
+    layout = LakeLayout(copy_lake(two_files, tmp_path / damage))
+    content = bytearray(layout.ledger.read_bytes())
+    if damage == "a name that is no text":
+        content = content.replace(b"tablepurgepurge", b"table\xff\xff\xff\xff\xffpurge")
+        content = content.replace(b"CREATE TABLE purge", b"CREATE NOTHING    ")
+    else:
+        content[18 if damage == "a version" else 47] = 9
+    layout.ledger.write_bytes(content)
+    with pytest.raises(LakeCorruptedError), Lake(layout.root, doing="test") as lake:
+        lake.ledger.set_properties(source="https://a.example")
+    if damage != "a version":  # SQLite reads it
+        with pytest.raises(LakeCorruptedError), open_ledger_readonly(layout) as ledger:
+            ledger.count_files()
+    assert checked(layout.root).damage
+    with Lake(layout.root, doing="test") as lake:
+        assert lake.ledger.count_files() == 2

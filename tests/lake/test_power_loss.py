@@ -18,7 +18,7 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.purge import purge
 from pipeline.settings.settings import Settings
 from tests.lake.corruption import checked
-from tests.lake.lake_builder import AT, commit
+from tests.lake.lake_builder import AT, commit, publish_files
 from tests.lake.operations import compact_all
 from tests.lake.powerloss import Entry, Log, Tree, losses, recorded
 from tests.soaking import draw_seed
@@ -84,9 +84,7 @@ def test_nothing_that_is_named_is_missing(log: Log, reading: Path, tmp_path: Pat
         write(lake, states[number][1])
         if states[number][1].keys() >= {"ledger.sqlite", "catalog.duckdb"}:
             assert "catalog.duckdb" not in {damage.subject for damage in checked(lake, mend=False).damage}
-        with Lake(lake, doing="test") as opened:
-            commit(opened, {7: 0})
-            opened.publish("", at=AT, complete=True, watermark=None)
+        publish_files(lake, {7: 0})
         with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as db:
             found = db.execute("SELECT count(*) FROM files WHERE file_id = 7").fetchall()
             uploads = dict(db.execute("SELECT file_id, count(*) FROM uploads GROUP BY ALL").fetchall())

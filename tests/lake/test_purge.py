@@ -23,7 +23,6 @@ from pipeline.lake.ledger.queries import RunRecord
 from pipeline.lake.ledger.request_log import ReportBatch, ReportJob, ReportJobFile, RequestLog
 from pipeline.lake.purge import purge
 from pipeline.lake.rebuild import rebuild
-from pipeline.lake.repair import repair_files
 from pipeline.lake.rollback import plan_rollback, roll_back
 from pipeline.lake.storage.atomic_files import damaged_name, temp_name
 from pipeline.lake.storage.images import ImageKind
@@ -31,13 +30,9 @@ from pipeline.publish.mirror import MirrorOptions, mirror_lake
 from pipeline.publish.stores import LocalStore
 from pipeline.publish.target_checks import list_mirror, read_copies
 from pipeline.reports.models import JobOptions
-from tests.lake import lake_builder
 from tests.lake.corruption import checked
-from tests.lake.fault_injection import Disk, ProcessKilled, failing
-from tests.lake.lake_builder import AT, commit, facts, insert_reject, state, undeclared_parts
+from tests.lake.lake_builder import AT, commit, facts, insert_reject, publish_files, state, undeclared_parts
 from tests.lake.operations import Terminal, told
-from tests.lake_copies import copy_lake
-from tests.soaking import sample
 from tests.sync.sync_harness import asked, check_equal, opened, synced, verified
 
 if TYPE_CHECKING:
@@ -94,9 +89,7 @@ def test_the_names_of_its_fields_and_questions_are_not_found(tmp_path: Path) -> 
     lake, names = tmp_path / "lake", ("f1eld of one", "quest1on of one")
     field = {"file_id": 1, "field_id": 1, "name": names[0], "value": "v", "position": 0}
     answer = {"file_id": 1, "form_id": 7, "question_id": "1", "label": names[1], "value": "v", "position": 0}
-    with Lake(lake, doing="test") as made:
-        commit(made, {1: 0, 2: 0}, {"fields": [field], "form_answers": [answer]})
-        made.publish("", at=AT, complete=True, watermark=None)
+    publish_files(lake, {1: 0, 2: 0}, {"fields": [field], "form_answers": [answer]})
     before = everything(lake)
     purged(lake, 1)
     after = everything(lake)
@@ -114,6 +107,9 @@ def test_a_ledger_that_another_process_reads_is_not_called_erased(lake: Path, mo
             purged(lake, 1)
         with Lake(lake, doing="test") as held:
             assert held.ledger.properties.purge_in_progress == (1,)
+            run = RunRecord("20260101T000000Z-abcdef", "rollback", "0", AT)
+            with pytest.raises(SettingsError, match="A purge is not finished"):
+                roll_back(held, plan_rollback(held, 1), run=run)
     purged(lake, 1)
     assert "s3cret" not in everything(lake)
 
@@ -136,9 +132,7 @@ def test_parts_of_one_rebuild_keep_names_of_their_own(tmp_path: Path, monkeypatc
 
 def test_a_purge_keeps_documents_in_small_groups(lake: Path) -> None:
     """What reads the documents of one file after a purge takes as much memory as before: 250 of them."""
-    with Lake(lake, doing="test") as held:
-        commit(held, dict.fromkeys(range(1_000, 1_600), 0))
-        held.publish("", at=AT, complete=True, watermark=AT)
+    publish_files(lake, dict.fromkeys(range(1_000, 1_600), 0), watermark=AT)
     assert purged(lake, 1_000).parts > 1
     groups = [
         metadata.row_group(number).num_rows
@@ -156,18 +150,16 @@ def is_erased(held: Lake, target: Path, file_id: int) -> bool:
     return read_copies(copies, [file_id], id_columns(held.ledger.properties))[0].is_erased
 
 
-def test_versions_under_a_former_key_go_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_under_a_former_key_go_too(tmp_path: Path) -> None:
     """Before the instance became the key, a file had another one: its versions, tombstone and pictures go too.
 
     So does a version whose detail alone is of the file. What others had under a former key stays, and what an instance
     with the number of a former key has.
     """
     instances = {5: (1005, 1005), 6: (1006, 1006), 7: (1007, 1007), 8: (1008, 1009)}
-    make = lake_builder.version
 
-    def version(key: int, *rest: Any) -> FileVersion:
-        made = make(key, *rest)
-        listed, found = instances.get(key, (key, key))
+    def change(made: FileVersion) -> FileVersion:
+        listed, found = instances.get(made.file_id, (made.file_id, made.file_id))
         document, detail = (
             json.dumps({**json.loads(made.detail or b""), "file_id": instance, "scan_code": f"ref {instance}"}).encode()
             for instance in (listed, found)
@@ -177,10 +169,10 @@ def test_versions_under_a_former_key_go_too(tmp_path: Path, monkeypatch: pytest.
     def write_picture(held: Lake, file_id: int, at: int) -> None:
         write_images(held.ledger, [ImageRecord(file_id, at, ImageKind.IMAGE, ImageState.FAILED, AT + at)])
 
-    monkeypatch.setattr(lake_builder, "version", version)
     lake = tmp_path / "lake"
     with Lake(lake, doing="test") as held:
-        commit(held, dict.fromkeys(instances, 0), {"uploads": [{"file_id": 5, "position": 0, "comment": "of 5"}]})
+        uploads = [{"file_id": 5, "position": 0, "comment": "of 5"}]
+        commit(held, dict.fromkeys(instances, 0), {"uploads": uploads}, change=change)
         held.publish("", at=AT, complete=True, watermark=AT)
         for key in instances:
             write_picture(held, key, at=1)
@@ -196,7 +188,7 @@ def test_versions_under_a_former_key_go_too(tmp_path: Path, monkeypatch: pytest.
         commit(held, {}, gone=[5, 6], stamp=2)
         held.ledger.switch_key_to_instance("r", AT)
         instances.clear()
-        commit(held, dict.fromkeys((5, 1005, 1007), 0), stamp=4)
+        commit(held, dict.fromkeys((5, 1005, 1007), 0), stamp=4, change=change)
         write_picture(held, 5, at=6)
         held.publish("", at=AT, complete=True, watermark=AT)
         assert not is_erased(held, tmp_path / "before", 1006)
@@ -215,13 +207,9 @@ def test_versions_under_a_former_key_go_too(tmp_path: Path, monkeypatch: pytest.
     assert purged(lake, 1005, 1006).known == ()
 
 
-def test_an_instance_is_no_file_of_its_number(lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instance_is_no_file_of_its_number(lake: Path, tmp_path: Path) -> None:
     """While the id is the key, a purge leaves the file whose instance has the number of the purged id."""
-    make = lake_builder.version
-    monkeypatch.setattr(lake_builder, "version", lambda key, *rest: make(key, *rest)._replace(instance=11))
-    with Lake(lake, doing="test") as held:
-        commit(held, {13: 0})
-        held.publish("", at=AT, complete=True, watermark=AT)
+    publish_files(lake, {13: 0}, watermark=AT, change=lambda made: made._replace(instance=11))
     purged(lake, 11)
     found = everything(lake)
     assert ("ref 11" in found, "ref 13" in found) == (False, True)
@@ -270,45 +258,6 @@ async def test_nothing_of_it_is_found(history: History, tmp_path: Path) -> None:
         assert (proof.consistent, proof.deleted) == (True, 0)
     assert checked(lake, read_data=True).damage == []
     assert asked(lake, "SELECT * FROM purge") == [(file_id, 1_700_000_000_000_000, "the data protection officer")]
-
-
-def test_a_killed_purge_is_finished(two_files: Path, tmp_path: Path) -> None:
-    """Killed anywhere, a purge leaves a whole lake, with the file or without.
-
-    Once its commit is done, no rollback brings the file back, and the next publish or the same purge finishes it.
-    """
-    whole = copy_lake(two_files, tmp_path / "whole")
-    with failing(Disk(0, None)) as disk:
-        purged(whole, 11)
-    commits = [at for at, what in enumerate(disk.done, 1) if what == "transaction"]
-    begun = dict[bool, int]()
-    for number, at in enumerate(sample(range(commits[0], len(disk.done) + 1), 4)):
-        lake = copy_lake(two_files, tmp_path / str(at))
-        with failing(Disk(at, None)), pytest.raises(ProcessKilled):
-            purged(lake, 11)
-        with opened(lake) as db:
-            assert db.execute("SELECT file_id FROM files WHERE file_id <> 11").fetchall() == [(12,)]
-        with Lake(lake, doing="test") as held:
-            in_progress = held.ledger.properties.purge_in_progress
-            is_done = in_progress is None and held.ledger.count("SELECT count(*) FROM purge") == 1
-            if in_progress is not None:
-                run = RunRecord("20260101T000000Z-abcdef", "rollback", "0", AT)
-                with pytest.raises(SettingsError, match="A purge is not finished"):
-                    roll_back(held, plan_rollback(held, 1), run=run)
-            if number == 3:
-                repair_files(held)
-            elif number % 2:
-                held.republish(at=AT)
-            if number % 2:
-                assert held.ledger.properties.purge_in_progress is None
-        if number % 2:
-            assert ("ref 11" in everything(lake)) is (in_progress is None and not is_done)
-        purged(lake, 11)
-        assert "ref 11" not in everything(lake)
-        assert "ref 12" in everything(lake)
-        assert checked(lake, read_data=True).damage == []
-        begun[number % 2 == 1] = begun.get(number % 2 == 1, 0) + (in_progress == (11,))
-    assert min(begun.values()) > 0, begun
 
 
 def test_the_command(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from pipeline.errors import LakeCorruptedError
 from pipeline.lake.lake import Lake
 from pipeline.query.reader import open_all_catalogs
 from pipeline.settings.settings import Settings
-from tests.lake.lake_builder import AT, commit
+from tests.lake.lake_builder import AT, commit, publish_files
 from tests.lake.operations import compact_all, told
 from tests.soaking import draw_seed
 
@@ -42,9 +42,7 @@ def test_held_connections_see_whole_snapshots(tmp_path: Path) -> None:
     seed = draw_seed(__name__)
     rng = random.Random(seed)
     lake, stop = tmp_path / "lake", tmp_path / "stop"
-    with Lake(lake, doing="test") as made:
-        commit(made, {1: 0})
-        made.publish("", at=AT, complete=True, watermark=None)
+    publish_files(lake, {1: 0})
     readers = [
         _process("-m", "tests.lake.checker", str(lake), str(seed), str(stop), stdout=subprocess.PIPE)
         for seed in range(2)
@@ -85,9 +83,7 @@ def _process(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
 @pytest.fixture
 def lake(tmp_path: Path) -> Path:
     """A published lake of one file."""
-    with Lake(tmp_path / "lake", doing="test") as made:
-        commit(made, {1: 1}, {"uploads": [{"file_id": 1, "position": 0}]})
-        made.publish("", at=AT, complete=True, watermark=None)
+    publish_files(tmp_path / "lake", {1: 1}, {"uploads": [{"file_id": 1, "position": 0}]})
     return tmp_path / "lake"
 
 

@@ -22,26 +22,21 @@ from pipeline.lake.ledger.ledger import record_drift
 from pipeline.lake.ledger.queries import Commit
 from pipeline.lake.rebuild import RebuildResult, rebuild
 from pipeline.lake.storage import parts
-from pipeline.output.findings import Severity
 from pipeline.processes import worker as worker_process
 from schemas import tables
-from schemas.file_versions import FileVersion
-from tests.findings import lines_of
-from tests.lake import lake_builder
 from tests.lake.corruption import checked, flip
-from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit, undeclared_parts
 from tests.lake.operations import told
 from tests.lake_copies import copy_lake
 from tests.oracle import differences
 from tests.rows import every
-from tests.soaking import sample
 from tests.sync.sync_harness import check_equal, opened, synced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pipeline.lake.catalog.current_rows import FlattenedRows, FlattenTask, RunTasks
+    from schemas.file_versions import FileVersion
     from tests.lake.history import History
 
 
@@ -194,33 +189,20 @@ def test_a_deletion_whose_documents_are_lost_stays_known(tmp_path: Path) -> None
     assert deleted == [(1, "lost with a damaged part")]
 
 
-def test_a_killed_rebuild_changes_nothing(lake: Path) -> None:
-    """Killed anywhere, a rebuild leaves the tables as they were or as they are to be, which is the same."""
-    before = rows(lake)
-    with failing(Disk(0, None)) as disk:
-        rebuilt(lake)
-    for at in sample(range(2, len(disk.done), 5), 3):
-        with failing(Disk(at, None)), pytest.raises(ProcessKilled):
-            rebuilt(lake)
-        assert rows(lake) == before, f"torn at {at}"
-    assert lines_of(checked(lake, read_data=True).findings, Severity.WARNING) == []
-
-
 def test_memory_does_not_grow_with_the_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rebuild holds a task's documents at a time, however many there are."""
     monkeypatch.setattr(current_rows, "_TASK_FILES", 20)
     peaks = []
 
-    def long_version(file_id: int, stamp: int, *_: object) -> FileVersion:
-        document = b'{"id": %d}' % file_id + b" " * 20_000
-        return FileVersion(file_id, document, document, AT + stamp, AT + stamp, "detail")
+    def lengthen(made: FileVersion) -> FileVersion:
+        document = b'{"id": %d}' % made.file_id + b" " * 20_000
+        return made._replace(list_item=document, detail=document)
 
-    monkeypatch.setattr(lake_builder, "version", long_version)
     for files in (40, 300):
         lake = tmp_path / str(files)
         with Lake(lake, doing="test") as held:
             for low in range(1, files, 20):
-                commit(held, dict.fromkeys(range(low, low + 20), 0))
+                commit(held, dict.fromkeys(range(low, low + 20), 0), change=lengthen)
         pool, former = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
         pa.set_memory_pool(pool)
         tracemalloc.start()

@@ -22,7 +22,7 @@ from pipeline.lake.catalog.views import FIXED_VIEWS, list_wide_views, wide_colum
 from pipeline.lake.lake import Lake
 from schemas.tables import TABLES
 from schemas.timestamps import to_datetime
-from tests.lake.lake_builder import AT, commit
+from tests.lake.lake_builder import AT, commit, publish_files
 from tests.made_once import make_once
 from tests.oracle import expected
 from tests.sync.sync_harness import opened
@@ -85,10 +85,9 @@ def _make_people(folder: Path) -> Path:
     odd = [{"form_submit_id": "s", "label": name, "value": "v"} for name in ODD]
     rows: list[dict[str, Any]] = [{"file_id": 1, "position": place, **each} for place, each in enumerate(odd)]
     rows += [{"file_id": 4, "position": place, **each} for place, each in enumerate(answers)]
-    children = {"fields": [*_fields(NAMES), *values], "form_answers": rows}
-    with Lake(folder / "lake", doing="test") as lake:
-        commit(lake, dict.fromkeys(range(1, 5), 0), {**children, "form_submits": [{"file_id": 1, "id": "s"}, *submits]})
-        lake.publish("", at=AT, complete=True, watermark=None)
+    submits = [{"file_id": 1, "id": "s"}, *submits]
+    children = {"fields": [*_fields(NAMES), *values], "form_answers": rows, "form_submits": submits}
+    publish_files(folder / "lake", dict.fromkeys(range(1, 5), 0), children)
     return folder / "lake"
 
 
@@ -189,34 +188,21 @@ def test_a_wide_view_has_one_aggregate_of_each_name(view: str, people: Path, his
             )
 
 
-def test_a_month_is_that_in_which_photos_were_taken(tmp_path: Path) -> None:
-    """A photo counts in the month it was taken; if that is unknown, in the month in which it was created."""
-    taken, created = datetime(2026, 9, 30, 23), datetime(2026, 10, 1, 1)  # noqa: DTZ001 - UTC without saying so
+def test_a_month_has_the_photos_that_were_taken_in_it(tmp_path: Path) -> None:
+    """A photo counts in the month it was taken; if that is unknown, in the month in which it was created.
+
+    A month without a damage flag has no ratio of damage.
+    """
+    august, september, created = (datetime(2026, month, 1) for month in (8, 9, 10))  # noqa: DTZ001 - UTC unsaid
     photos = [
-        {"file_id": 1, "id": key, "position": key, "upload_type": "snap", "has_damage": at is taken,
-         "scan_date_time": at, "created_at": created}
-        for key, at in enumerate((taken, taken, None))
+        {"file_id": 1, "id": key, "position": key, "upload_type": "snap", "has_damage": flag, "scan_date_time": at,
+         "created_at": created}
+        for key, (flag, at) in enumerate([(None, august), (True, september), (False, None), (True, None), (None, None)])
     ]  # fmt: skip
-    with Lake(tmp_path / "lake", doing="test") as lake:
-        commit(lake, {1: 0}, {"uploads": photos})
-        lake.publish("", at=AT, complete=True, watermark=None)
+    publish_files(tmp_path / "lake", {1: 0}, {"uploads": photos})
     with opened(tmp_path / "lake") as db:
-        months = db.execute("SELECT strftime(month, '%Y-%m'), photos, with_damage FROM damage_by_month").fetchall()
-    assert sorted(months) == [("2026-09", 2, 2), ("2026-10", 1, 0)]
-
-
-def test_what_nobody_said_is_not_known(tmp_path: Path) -> None:
-    """A month without a damage flag has no ratio of damage."""
-    earlier, later = datetime(2026, 9, 30), datetime(2026, 10, 1)  # noqa: DTZ001 - UTC without saying so
-    photos = [
-        {"file_id": 1, "id": key, "position": key, "upload_type": "snap", "has_damage": flag, "scan_date_time": at}
-        for key, (flag, at) in enumerate([(None, earlier), (True, later), (False, later), (None, later)])
-    ]
-    with Lake(tmp_path / "lake", doing="test") as lake:
-        commit(lake, {1: 0}, {"uploads": photos})
-        lake.publish("", at=AT, complete=True, watermark=None)
-    with opened(tmp_path / "lake") as db:
-        assert db.execute("SELECT photos, damage_ratio FROM damage_by_month").fetchall() == [(1, None), (3, 0.5)]
+        months = db.execute("SELECT strftime(month, '%Y-%m'), photos, with_damage, damage_ratio FROM damage_by_month")
+        assert sorted(months.fetchall()) == [("2026-08", 1, 0, None), ("2026-09", 1, 1, 1.0), ("2026-10", 3, 1, 0.5)]
 
 
 def test_an_empty_text_hides_no_value(tmp_path: Path) -> None:
@@ -237,9 +223,7 @@ def test_an_empty_text_hides_no_value(tmp_path: Path) -> None:
         ],
         "locations": [row | {"id": row["position"], "location": text} for row, text in zip(own, texts, strict=True)],
     }
-    with Lake(tmp_path / "lake", doing="test") as lake:
-        commit(lake, {1: 0, 2: 0}, children)
-        lake.publish("", at=AT, complete=True, watermark=None)
+    publish_files(tmp_path / "lake", {1: 0, 2: 0}, children)
     with opened(tmp_path / "lake") as db:
         fields = db.execute("SELECT Lot, Never FROM fields_wide ORDER BY file_id").fetchall()
         assert fields == [("B", None), (None, None)]

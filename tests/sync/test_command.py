@@ -9,21 +9,26 @@ import random
 import re
 import signal
 import sqlite3
+import sys
 import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from subprocess import DEVNULL, PIPE
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from pipeline.emulator import Emulator
+from pipeline.errors import RunInterrupted
+from pipeline.processes.event_loop import run_async
+from pipeline.processes.signals import record_stop
 from schemas.timestamps import to_datetime
 from tests.constants import set_run_constants
 from tests.forked_process import fork_command
 from tests.guards import spellings
 from tests.processes import ended, ran, started
-from tests.soaking import SOAKING, draw_seed
+from tests.soaking import SOAKING, draw_seed, sample, unmeasured
 from tests.sync.sync_harness import SEED, check_equal, count_files, opened, synced
 
 if TYPE_CHECKING:
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.emulator.http import Response
+
 
 pytestmark = pytest.mark.usefixtures("published")
 _ALL_TABLES = "SELECT table_catalog, table_schema, table_name FROM information_schema.tables"
@@ -169,3 +175,50 @@ async def test_cron_starts_several(lake: Path) -> None:
         results = await asyncio.gather(*(ended(process) for process in processes))
     assert sorted(code for code, _, _ in results) == [0, 5, 5]
     assert all("pid" in err for code, _, err in results if code == 5)
+
+
+_START: Final = """
+import os
+from pipeline.__main__ import end_process, main, replace_handlers
+replace_handlers(end_process)
+os.write(1, b"there\\n")
+main()
+"""
+"""`scanlake`, with a line as soon as it handles signals: what comes before is Python's own start."""
+
+
+@pytest.mark.usefixtures("published")
+async def test_ctrl_c_at_any_moment(tmp_path: Path) -> None:
+    """In steps of 5 ms over three seconds: exit 130 and one last line, never a traceback or another cause."""
+    async with Emulator(1_600, seed=3) as emulator:  # so many are written by a process of its own
+        emulator.set_faults(latency_ms=150.0)
+        service = {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token}
+        for milliseconds in sample(range(0, 3_000, 5), 2):
+            environment = {**unmeasured(), **service, "SCANLAKE_LAKE": str(tmp_path / f"lake-{milliseconds}")}
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", _START, "sync"), env=environment, start_new_session=True,
+                stdin=DEVNULL, stdout=PIPE, stderr=PIPE,
+            )  # fmt: skip
+            assert process.stdout is not None
+            assert await process.stdout.readline() == b"there\n"
+            await asyncio.sleep(milliseconds / 1_000)
+            os.killpg(process.pid, signal.SIGINT)
+            _, err = await asyncio.wait_for(process.communicate(), 300)
+            lines = err.decode().splitlines()
+            assert process.returncode == 130, (milliseconds, lines)
+            assert lines[-1].startswith(("scanlake: Interrupted.", "scanlake: Stopped on request:")), milliseconds
+            assert not any("Traceback" in line or "memory" in line for line in lines), (milliseconds, lines)
+
+
+def test_a_stop_before_the_loop_runs() -> None:
+    """A signal whose exception was lost, or that came while the loop started, stops the next work before its start."""
+    begun = []
+
+    async def work(name: str) -> None:
+        begun.append(name)
+
+    record_stop()
+    with pytest.raises(RunInterrupted):
+        run_async(work("first"))
+    run_async(work("second"))
+    assert begun == ["second"]

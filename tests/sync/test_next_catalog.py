@@ -6,7 +6,7 @@ import os
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import duckdb
 import pytest
@@ -20,7 +20,6 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.ledger.ledger import Ledger
 from pipeline.sync import batch_sink
 from pipeline.sync.batch_writer import BatchWriter
-from schemas.tables import TABLES
 from schemas.timestamps import now_us
 from tests.lake.corruption import checked, flip
 from tests.lake.fault_injection import ProcessKilled
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from pipeline.lake.catalog.catalog import AppliedCommits
     from pipeline.lake.ledger.queries import Commit
 
-_FRESH: Final = "COLUMNS(lambda name: NOT regexp_matches(name, '^(_run_id|_fetched_at|_seq)$'))"
 pytestmark = pytest.mark.usefixtures("published")
 both = pytest.mark.parametrize("min_files", [1, 10_000], ids=["writer process", "one process"])
 
@@ -61,34 +59,6 @@ async def killed_sync(emulator: Emulator, lake: Path) -> None:
         patch.setattr(Lake, "publish", partial(fail, ProcessKilled()))
         with pytest.raises(ProcessKilled):
             await synced(emulator, lake, commit_every_files=12)
-
-
-def read_rows(lake: Path) -> dict[str, list[Any]]:
-    """Return the rows of all tables, without the run, its times and commits."""
-    with opened(lake) as db:
-        return {
-            table.name: db.execute(f"SELECT {_FRESH} FROM {table.qualified_name} ORDER BY ALL").fetchall()
-            for table in TABLES
-        }
-
-
-@both
-async def test_rows_after_a_kill(lake: Path, tmp_path: Path) -> None:
-    """Rows of a run that was killed come from the documents: the same rows, without a call for a detail."""
-    whole = tmp_path / "whole"
-    async with Emulator(60, seed=SEED) as emulator:
-        await synced(emulator, whole, commit_every_files=12)
-        assert len(list((whole / "documents").glob("0*.parquet"))) > 3
-        assert not list(whole.glob(".*.tmp*"))
-        await killed_sync(emulator, lake)
-        calls = emulator.counts["detail"]
-        with Lake(lake, doing="test") as held:
-            assert held.ledger.count_files() == 60
-            held.republish(at=now_us())
-        check_equal(lake, emulator)
-        assert read_rows(lake) == read_rows(whole)
-        await synced(emulator, lake)
-        assert emulator.counts["detail"] < calls + 20  # those of the checks that every run makes
 
 
 @both

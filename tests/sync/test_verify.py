@@ -37,6 +37,13 @@ def change_unseen(emulator: Emulator, keys: Iterable[int]) -> None:
         emulator.world.edit(key, "add-upload", at=emulator.world.records[key].updated)
 
 
+def forget(lake: Path, *missing: int, stale: int = 0) -> None:
+    """Let the lake have missed files, and the last change of one."""
+    with tampered(lake) as ledger:
+        ledger.executemany("DELETE FROM file_version WHERE file_id = ?", [(key,) for key in missing])
+        ledger.execute("UPDATE file_version SET updated_at = updated_at - 5000000 WHERE file_id = ?", (stale,))
+
+
 async def test_a_proof_is_cheap_and_a_mass_deletion_stops(lake: Path) -> None:
     """An equal lake costs a few list calls; more deletions at once than max(50, 5 %) remove nothing until accepted."""
     async with Emulator(120, seed=SEED) as emulator:
@@ -68,11 +75,7 @@ async def test_deletions_missing_and_stale(lake: Path) -> None:
         await synced(emulator, lake)
         gone = emulator.world.delete(emulator.world.pick_random(12))
         left = sorted(emulator.world.keys())
-        with tampered(lake) as ledger:
-            for key in left[10:15]:  # as a lake would that had missed them
-                of_file = f"FROM file_version WHERE file_id = {key}"
-                ledger.execute(f"DELETE {of_file}")
-            ledger.execute("UPDATE file_version SET updated_at = updated_at - 5000000 WHERE file_id = ?", (left[20],))
+        forget(lake, *left[10:15], stale=left[20])
         found = await verified(emulator, lake, DRY)
         assert (found.deleted, found.missing, found.stale, found.consistent) == (12, 5, 1, False)
         assert (len(asked(lake, "SELECT * FROM file_version")), count_files(lake)) == (35, 35)
@@ -102,10 +105,7 @@ async def test_few_differences_are_listed_by_their_seconds(lake: Path) -> None:
         await synced(emulator, lake)
         proof = await verified(emulator, lake)
         missing, stale, new, *_ = sorted(emulator.world.keys())
-        with tampered(lake) as ledger:
-            of_file = f"FROM file_version WHERE file_id = {missing}"
-            ledger.execute(f"DELETE {of_file}")
-            ledger.execute("UPDATE file_version SET updated_at = updated_at - 5000000 WHERE file_id = ?", (stale,))
+        forget(lake, missing, stale=stale)
         emulator.world.update([new])
         found = await verified(emulator, lake)
         assert (found.missing, found.stale, found.changed_meanwhile, found.consistent) == (1, 1, 1, True)
@@ -120,10 +120,7 @@ async def test_what_changes_before_its_repair_is_repaired(lake: Path) -> None:
         missing, stale, differing, *_ = sorted(emulator.world.keys())
         deep = VerifyMode(deep=1.0)
         proof = await verified(emulator, lake, deep)
-        with tampered(lake) as ledger:
-            of_file = f"FROM file_version WHERE file_id = {missing}"
-            ledger.execute(f"DELETE {of_file}")
-            ledger.execute("UPDATE file_version SET updated_at = updated_at - 5000000 WHERE file_id = ?", (stale,))
+        forget(lake, missing, stale=stale)
         change_unseen(emulator, [differing])
         last_of_comparison = emulator.counts["list"] + proof.requests["list"]
 
@@ -151,10 +148,7 @@ async def test_differences_in_a_crowded_second_are_repaired(lake: Path) -> None:
         world.by_reference = {"": list(world.records)}
         await synced(emulator, lake)
         missing, changed = world.pick_random(9), world.pick_random(9)
-        with tampered(lake) as ledger:
-            for key in missing:
-                of_file = f"FROM file_version WHERE file_id = {key}"
-                ledger.execute(f"DELETE {of_file}")
+        forget(lake, *missing)
         proof = await verified(emulator, lake)
         assert (proof.missing, proof.consistent, count_files(lake)) == (9, True, 460)
         change_unseen(emulator, changed)
@@ -169,42 +163,29 @@ async def test_a_file_of_the_first_second_is_repaired(lake: Path) -> None:
         (key,) = emulator.world.pick_random(1)
         emulator.world.touch([key], at=0)
         await synced(emulator, lake)
-        with tampered(lake) as ledger:
-            of_file = f"FROM file_version WHERE file_id = {key}"
-            ledger.execute(f"DELETE {of_file}")
+        forget(lake, key)
         proof = await verified(emulator, lake)
     assert (proof.missing, proof.consistent, count_files(lake)) == (1, True, 10)
 
 
-async def test_absence_needs_more_evidence(lake: Path) -> None:
-    """A file that the list hides but its id finds is kept, and named as unlisted."""
+@pytest.mark.parametrize(("hidden", "has_answers"), [(5, True), (3, False), (60, False)])
+async def test_absence_needs_more_evidence(lake: Path, hidden: int, *, has_answers: bool) -> None:
+    """Files that the list hides are kept and named, if their ids find them or their calls fail.
+
+    If the calls of many fail, the error is the result.
+    """
     async with Emulator(10, seed=SEED) as emulator:
         await synced(emulator, lake)
         # A list that lags an hour behind does not show these yet; their details are there.
         emulator.set_quirks(late_commit_seconds=3600.0)
-        new = emulator.world.create(5)
-        with tampered(lake) as ledger:
-            for key in new:
-                ledger.execute("INSERT INTO file_version SELECT ?, 1, 0, 0, 0, x'', '', 1, NULL, ''", (key,))
-        proof = await verified(emulator, lake)
-    assert (proof.deleted, proof.unlisted) == (0, 5)
-    assert asked(lake, "SELECT count(*) FROM file_version WHERE NOT deleted") == [(15,)]
-
-
-@pytest.mark.parametrize("hidden", [3, 60])
-async def test_a_file_without_an_answer_is_not_found_by_its_id(lake: Path, hidden: int) -> None:
-    """A few files that are not listed, and whose calls fail, stay and are named; of many the error is the result."""
-    async with Emulator(10, seed=SEED) as emulator:
-        await synced(emulator, lake)
-        emulator.set_quirks(late_commit_seconds=3600.0)  # the list does not show new files yet
         new = emulator.world.create(hidden)
         with tampered(lake) as ledger:
             for key in new:
                 ledger.execute("INSERT INTO file_version SELECT ?, 1, 0, 0, 0, x'', '', 1, NULL, ''", (key,))
-        emulator.set_faults(poison=tuple(new))
-        if hidden == 3:
+        emulator.set_faults(poison=() if has_answers else tuple(new))
+        if hidden < 60:
             proof = await verified(emulator, lake, max_attempts=2)
-            assert (proof.consistent, proof.unlisted, proof.deleted) == (False, 3, 0)
+            assert (proof.consistent, proof.unlisted, proof.deleted) == (False, hidden, 0)
         else:
             with pytest.raises(RetriesExhaustedError):
                 await verified(emulator, lake, max_attempts=2)
