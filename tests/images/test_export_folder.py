@@ -166,21 +166,14 @@ def test_a_folder_has_every_selected_image_or_the_reason(pictured: PicturedLakes
     check_sums(folder)
 
 
-def test_a_folder_of_others_is_refused(pictured: PicturedLakes, lake: Path, tmp_path: Path) -> None:
-    """Other files stop the export, a lake or a file is no target, and a lake without images has none to export."""
-    (tmp_path / "other").mkdir()
-    mine = tmp_path / "other" / "mine.txt"
+def test_a_file_is_no_folder(pictured: PicturedLakes, tmp_path: Path) -> None:
+    """A file is no target, and a lake without images has none to export."""
+    mine = tmp_path / "mine.txt"
     mine.write_text("mine")
-    for of, folder, says in (
-        (pictured.bare, tmp_path / "early", "no images"),
-        (lake, mine.parent, "is not empty"),
-        (lake, mine, "exists"),
-        (lake, lake / "out", "is in the lake"),
-    ):
-        answer = called(of, "images", "export", "--out", str(folder))
-        assert (answer.code, says in answer.err) == (ExitCode.USAGE, True), answer.err
-    assert mine.read_text() == "mine"
-    assert list(mine.parent.iterdir()) == [mine]
+    for lake, folder, problem in ((pictured.bare, tmp_path / "early", "no images"), (pictured.whole, mine, "exists")):
+        answer = called(lake, "images", "export", "--out", str(folder))
+        assert (answer.code, problem in answer.err) == (ExitCode.USAGE, True), answer.err
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
 
 @every(

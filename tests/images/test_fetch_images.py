@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 
 from pipeline.emulator import Emulator, ImageOptions
-from pipeline.emulator.faults import ScriptedFault
 from pipeline.errors import ExitCode
 from tests.constants import set_constants, set_run_constants
 from tests.forkserver import run_command
@@ -223,20 +222,6 @@ async def test_images_that_fail_are_told(tmp_path: Path) -> None:
     with closing(duckdb.connect(str(here.lake / "catalog.duckdb"), read_only=True)) as db:
         runs = db.execute("SELECT state, error IS NULL FROM meta.runs WHERE command = 'images' ORDER BY started_at")
         assert runs.fetchall() == [("failed", False), ("failed", False), ("done", True)]
-
-
-async def test_a_host_that_goes_down_does_not_hide_what_is_left(tmp_path: Path) -> None:
-    """After the last answer of a host the run says how many images are left, and the next one takes them."""
-    async with scene(tmp_path, 40) as here:
-        here.host.faults.add(ScriptedFault("refuse", times=80, skip=2))
-        answer = await here.fetch(**set_run_constants(max_attempts=1))
-        assert (answer.code, len(errors_of(answer))) == (ExitCode.FAILED, 1)
-        left = len(here.truth()) - len(stored(here.lake))
-        assert (len(stored(here.lake)), states_of(here.lake)) == (2, {"stored": 2})
-        assert f"{left} images left, because the image host is down" in errors_of(answer)[0]
-        here.host.faults.clear()
-        assert (await here.fetch()).code == ExitCode.OK
-        require_whole(here.lake, here.truth())
 
 
 async def test_a_disk_that_takes_no_more_is_one_line(tmp_path: Path) -> None:

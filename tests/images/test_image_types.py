@@ -38,35 +38,27 @@ _WRITERS: Final = {
     "BMP": lambda: _write("BMP"),
     "AVIF": lambda: _write("AVIF"),
     "PDF": lambda: _write("PDF"),
+    "TIFF": lambda: _write("TIFF"),
     "HEIC": lambda: b"\0\0\0\x18ftypheic" + bytes(12) + b"\0\0\0\x01mdat\0\0\0\0\0\0\0\x20" + bytes(16),
 }
 
 
 @pytest.mark.parametrize("name", _WRITERS)
 def test_only_a_whole_image_has_its_end(name: str) -> None:
-    """An image has its end, and no beginning of it has, wherever it is cut."""
+    """An image has its end, and no beginning of it has, wherever it is cut.
+
+    Phones append films and data: the image before them is whole. The parts of a TIFF may be in any order.
+    """
     body, rng = _WRITERS[name](), random.Random(name)
     found = find_type(body)
     assert found is not None
     assert has_end(found, body)
+    if name in {"baseline", "PNG", "moving GIF", "WebP", "BMP"}:
+        assert has_end(found, body + rng.randbytes(5_000))
+    if name == "TIFF":
+        assert has_end(found, body[:-1])
+        return
     # Blanks may follow the end of a PDF.
     shortest = len(body.rstrip()) if name == "PDF" else len(body)
     cuts = {shortest - 1, shortest // 2, 32, *(rng.randrange(32, shortest) for _ in range(_CUTS))}
     assert [cut for cut in sorted(cuts) if has_end(found, body[:cut])] == []
-
-
-@pytest.mark.parametrize("name", ["baseline", "PNG", "moving GIF", "WebP", "BMP"])
-def test_what_follows_the_end_makes_no_image_incomplete(name: str) -> None:
-    """Phones append films and data: the image before them is whole."""
-    body = _WRITERS[name]()
-    found = find_type(body)
-    assert found is not None
-    assert has_end(found, body + random.Random(name).randbytes(5_000))
-
-
-def test_a_type_without_an_end_counts_as_whole() -> None:
-    """The parts of a TIFF may stand in any order: nothing shows its end."""
-    body = _write("TIFF")
-    found = find_type(body)
-    assert found is not None
-    assert has_end(found, body[:-1])

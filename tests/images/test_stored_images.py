@@ -1,4 +1,4 @@
-"""Images in the lake: their table, proof of them, erasure, and what a lost ledger costs."""
+"""Images in the lake: their table, proof of them, and what a lost ledger costs."""
 
 from __future__ import annotations
 
@@ -125,44 +125,6 @@ def test_what_a_stopped_run_did_not_commit_is_not_unlisted(pictured: PicturedLak
     assert (answer.code, answer.json["adopted"], answer.json["requests"]) == (ExitCode.OK, 1, {})
     assert stored(lake) == set(pictured.truth)
     assert [path.name for path in incoming.parent.iterdir()] == ["notes.txt"]
-
-
-def test_purge_erases_the_pictures_that_no_other_file_has(lake: Path) -> None:
-    """A purged file leaves no row and no picture of its own; pictures that others have stay."""
-    rows = rows_of(lake)
-    paths = {file_id: {row["path"] for key, row in rows.items() if key[0] == file_id} for file_id, *_ in rows}
-    others = {file_id: {row["path"] for key, row in rows.items() if key[0] != file_id} for file_id in paths}
-    purged = next(file_id for file_id in paths if paths[file_id] - others[file_id] and paths[file_id] & others[file_id])
-    left = lake / "images" / "incoming" / f"{purged}.1.image.{'0' * 64}"
-    left.write_bytes(b"of a killed run")
-    linked = lake / "images" / "00" / f"{'0' * 62}.jpg"
-    linked.parent.mkdir(exist_ok=True)
-    linked.hardlink_to(left)
-    assert called(lake, "purge", str(purged), "--yes").code == ExitCode.OK
-    assert not any(key[0] == purged for key in rows_of(lake))
-    assert files_in(lake).keys() == others[purged]
-    assert _query(lake / "catalog.duckdb", f"FROM images WHERE file_id = {purged}") == []
-    assert called(lake, "check", "--read-data", "--json").json["ok"] is True
-
-
-def test_purge_erases_pictures_that_no_row_names(lake: Path) -> None:
-    """A damaged copy and a download that was cut off can be of a purged file; files of others stay."""
-    row = min(rows_of(lake).values(), key=lambda row: row["path"])
-    picture, incoming = lake / row["path"], lake / "images" / "incoming"
-    content = picture.read_bytes()
-    picture.chmod(0o644)
-    picture.write_bytes(content[:-1] + b"X")
-    assert called(lake, "repair", "--read-data").code == ExitCode.REJECTS
-    (moved,) = picture.parent.glob(f"{picture.name}.damaged-*")
-    download = incoming / temp_name("download")
-    kept = [incoming / f"{row['file_id']}.txt", picture.parent / "x.damaged-yesterday", lake / "images" / "zz" / "y"]
-    kept.append(kept[-1].with_name(moved.name))  # below a folder that is none of scanlake
-    for path in (download, *kept):
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content)
-    assert called(lake, "purge", str(row["file_id"]), "--yes").code == ExitCode.OK
-    assert [path.exists() for path in (moved, download)] == [False, False]
-    assert [path.exists() for path in kept] == [True] * len(kept)
 
 
 async def test_rows_that_only_the_ledger_had(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.lake.fault_injection import Disk, failing
 from tests.lake.lake_builder import commit
 from tests.lake.test_folders import describe
 from tests.lake.test_integrity import lose
-from tests.lake.test_purge import everything
+from tests.lake.test_purged_words import read_all
 from tests.lake.test_rollback import snapshot_of
 from tests.oracle import differences
 from tests.soaking import SOAKING, draw_seed
@@ -239,7 +239,7 @@ async def test_a_fault_at_any_step(
             assert not [path for path in lake.rglob("*") if ".tmp" in path.name or path.name.endswith(".wal")], where
             await scene.end_rollback()
         assert any(code != ExitCode.OK for code in codes), "no fault was reached"
-        after = everything(lake) if scene.purged else ""
+        after = read_all(lake) if scene.purged else ""
         assert [word for word in scene.purged if word in after] == []
         if name in {"publish", "backup"}:
             assert shows(scene.beside("target" if name == "publish" else "backup"), scene.truth, scene.truth)

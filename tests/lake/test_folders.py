@@ -13,28 +13,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
-import duckdb
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.emulator import Emulator
-from pipeline.errors import LakeCorruptedError, ScanlakeError, StorageError
+from pipeline.errors import LakeCorruptedError, ScanlakeError
 from pipeline.lake.catalog.folder_checks import inspect_folder
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger.folder import RESTORE_IN_PROGRESS, FolderKind
+from pipeline.lake.ledger.folder import FolderKind
 from pipeline.lake.ledger.format import APPLICATION_ID
-from pipeline.lake.ledger.request_log import open_request_log
 from pipeline.lake.storage.layout import LakeLayout
 from tests.commands.cli_process import called, variables
 from tests.constants import set_run_constants
-from tests.lake.corruption import checked
-from tests.lake.lake_builder import AT, commit, state
+from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import called as operated
 from tests.lake.operations import told
-from tests.lake_copies import copy_lake
 from tests.rows import every
-from tests.soaking import sample
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
@@ -109,32 +104,6 @@ def fill(folder: Path, entries: Mapping[str, bytes | None]) -> None:
             path.write_bytes(content)
 
 
-def _database(*statements: str) -> bytes:
-    with closing(sqlite3.connect(":memory:")) as db:
-        for statement in statements:
-            db.execute(statement)
-        return db.serialize()
-
-
-FOLDERS: Final[dict[str, dict[str, bytes | None]]] = {
-    "a home folder": {"Documents": None, ".profile": b"export A=1\n"},
-    "a checkout": {".git/refs": None, ".git/HEAD": b"ref: refs/heads/main\n"},
-    "a database": {"ledger.sqlite": _database("CREATE TABLE account (owner TEXT)")},
-    "a database with a log": {},
-    "a database with a mark": {"ledger.sqlite": _database("PRAGMA application_id = 252006673")},
-    "our names by chance": {
-        "tables": None,
-        "snapshots": None,
-        "documents/holiday": b"\x01",
-        "LOCK": b"by my editor",
-    },
-    "a catalog": {"documents": None},
-    "no catalog": {"catalog.duckdb": b"no database" * 1_000},
-    "a folder of locks": {"LOCK": None},
-    "an unfinished restore": {RESTORE_IN_PROGRESS: b""},
-}
-
-
 @contextmanager
 def silent_service() -> Iterator[None]:
     """Listen as a service would, to which settings lead; nobody may have connected in the end."""
@@ -145,37 +114,6 @@ def silent_service() -> Iterator[None]:
         patch.setenv("SCANLAKE_REQUEST_TIMEOUT_SECONDS", "1")
         yield
         assert not select.select([server], [], [], 0)[0], "somebody connected"
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_of_others_is_refused_by_every_command(name: str, tmp_path: Path, two_files: Path) -> None:
-    """Every command ends with one line that names the folder; nothing in it changes, nothing is sent."""
-    folder = tmp_path / "folder"
-    if name == "an unfinished restore":  # killed before it had its ledger
-        shutil.copytree(two_files, folder, ignore=shutil.ignore_patterns("ledger.sqlite*", "*.duckdb"))
-    else:
-        folder.mkdir()
-    fill(folder, FOLDERS[name])
-    if name == "a database with a log":
-        with closing(sqlite3.connect(tmp_path / "other.sqlite")) as db:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("CREATE TABLE account (owner TEXT)")
-            db.commit()
-            for suffix in ("", "-wal"):
-                copy = (f"{tmp_path}/other.sqlite{suffix}", f"{folder}/ledger.sqlite{suffix}")
-                subprocess.run(["cp", *copy], check=True)
-    if name == "a catalog":
-        with duckdb.connect(str(folder / "catalog.duckdb")) as db:
-            db.execute("CREATE SCHEMA meta; CREATE TABLE files AS SELECT 1 AS file_id")
-    before = describe(folder)
-    with silent_service():
-        for command in (*COMMANDS, *(READING if (folder / "catalog.duckdb").exists() else ())):
-            message = told(folder, *command, code=9 if name == "an unfinished restore" else 2)
-            assert len(message.splitlines()) == 1, (command, message)
-            assert str(folder) in message, (command, message)
-    assert describe(folder) == before
-    assert not (tmp_path / "pdfs").exists()
-    assert not (tmp_path / "copy").exists()
 
 
 def test_a_lake_inside_a_lake_is_refused(lake: Path, tmp_path: Path) -> None:
@@ -243,113 +181,6 @@ def test_a_ledger_without_our_mark_is_of_others(number: int, lake: Path) -> None
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
-def test_a_lock_that_is_a_link_is_not_followed(lake: Path, tmp_path: Path) -> None:
-    """A LOCK that is a link ends a run with exit 7 and its path; the file behind it keeps its content."""
-    (tmp_path / "somebody.txt").write_text("my diary")
-    for target in ("somebody.txt", "missing.txt"):
-        (lake / "LOCK").unlink()
-        (lake / "LOCK").symlink_to(tmp_path / target)
-        before = describe(tmp_path)
-        with pytest.raises(StorageError, match="LOCK: Not a lock of scanlake") as error, Lake(lake, doing="test"):
-            pass
-        assert error.value.hint == f"Move {lake / 'LOCK'} away, then run again."
-        assert describe(tmp_path) == before
-    (lake / "LOCK").unlink()
-    assert told(lake, "repair").startswith("ok: ")
-
-
-def _put_stranger(lake: Path, kind: str, name: str) -> None:
-    """Put a thing of others under a name. A folder of the lake is moved out; a link leads to it."""
-    path, elsewhere = lake / name, lake.with_name("elsewhere")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
-        path.rename(elsewhere)
-    else:
-        path.unlink(missing_ok=True)
-    if kind == "link":
-        elsewhere.mkdir(exist_ok=True)
-        path.symlink_to(elsewhere)
-    elif kind == "folder":
-        path.mkdir()
-        (path / "thesis").write_text("mine")
-    elif kind == "duckdb":
-        with duckdb.connect(str(path)) as db:
-            db.execute("CREATE TABLE thesis (page TEXT)")
-    else:
-        path.write_text("mine")
-
-
-def _remove_stranger(lake: Path, name: str) -> None:
-    path, elsewhere = lake / name, lake.with_name("elsewhere")
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-    if elsewhere.exists() and any(elsewhere.iterdir()):  # a folder of the lake
-        elsewhere.rename(path)
-
-
-_IN_THE_WAY: Final = [
-    (kind, name)
-    for kind, names in {
-        "link": "tables/files images images/ab spill",
-        "text": "LOCK ledger.sqlite-wal ledger.sqlite-shm ledger.sqlite-journal snapshots/000099.duckdb spill snapshots"
-        " tables documents tables/files",
-        "duckdb": "snapshots/000003.duckdb catalog.duckdb",
-        "folder": "LOCK catalog.duckdb catalog.duckdb.wal ledger.sqlite ledger.sqlite-wal ledger.sqlite-shm"
-        " ledger.sqlite-journal snapshots/000001.duckdb snapshots/000002.duckdb.wal",
-    }.items()
-    for name in names.split()
-]
-_REMOVED: Final = sample(_IN_THE_WAY, 4)
-
-
-@every("kind, name", _IN_THE_WAY)
-def test_what_has_a_name_of_the_lake_stops_a_run(kind: str, name: str, two_files: Path, tmp_path: Path) -> None:
-    """A thing of others that a run would write to or replace is named, and stays; without it a repair leads out."""
-    lake = copy_lake(two_files, tmp_path / f"{kind} {name.replace('/', ' ')}" / "lake")
-    _put_stranger(lake, kind, name)
-    watched = [path for path in (lake / name, lake.with_name("elsewhere")) if path.exists()]
-    before = (state(lake), [describe(path) for path in watched])
-    if kind == "text" and name.startswith("ledger.sqlite"):
-        with pytest.raises(StorageError, match="Not of scanlake"), open_request_log(LakeLayout(lake)):
-            pass
-    for arguments in (("repair",), ("publish", "--to", "file:///nowhere"))[: 1 + ((kind, name) in _REMOVED)]:
-        message = told(lake, *arguments, code=7)
-        assert message.endswith(f" Move {lake / name} away, then run again.\n")
-        assert message.count("\n") == 1
-    assert (state(lake), [describe(path) for path in watched]) == before
-    if (kind, name) in _REMOVED:
-        _remove_stranger(lake, name)
-        checked(lake)
-        assert checked(lake, mend=False).damage == []
-        with opened(lake) as db:
-            assert db.execute("SELECT count(*) FROM files").fetchone() == (2,)
-
-
-def test_what_is_not_in_the_way_stays(lake: Path) -> None:
-    """Files of others under names of parts, temporary and damaged files, and in folders that a run empties, stay."""
-    name, stamp = "000000000099-abcdef.parquet", "damaged-20261121T000000000000Z"
-    others = [
-        *(
-            f"tables/files/{name}",
-            f"tables/others/{name}",
-            f"documents/{name}",
-            "tables/files/.a.12-0a1b2c3d4e5f6071.tmp",
-        ),
-        *(".a.12-0a1b2c3d4e5f6071.tmp", "spill/publish/thesis", "spill/duckdb_temp_storage_DEFAULT-0.tmp"),
-        *(f"ledger.sqlite.{stamp}", f"ledger.sqlite.{stamp}-0a1b2c3d", "RESTORE_IN_PROGRESS"),
-    ]
-    for path in others:
-        _put_stranger(lake, "text", path)
-    before = {path: (lake / path).lstat().st_mtime_ns for path in others}
-    for command in (("repair",), ("rebuild",), ("purge", "11", "--yes"), ("backup", f"{lake}-backup")):
-        told(lake, *command)
-    assert {path: (lake / path).lstat().st_mtime_ns for path in others} == before
-    unknown = told(lake, "check").replace("\n", " ")
-    assert all(f" {path}: unknown file" in unknown for path in others), unknown
-
-
 # Outputs
 
 
@@ -369,6 +200,7 @@ def test_no_output_goes_into_a_lake(lake: Path, two_files: Path, tmp_path: Path)
         for arguments in (
             ("export", new, "--format", "csv"),
             ("backup", new),
+            ("images", "export", "--out", new),
             ("report", "--ids", "ids", "--out", new),
             ("query", "SELECT 1", "--out", file, "--format", "csv"),
             ("serve", "--write", file),

@@ -1,13 +1,12 @@
-"""A purged file is nowhere any more."""
+"""A purged file is nowhere any more, whatever its keys were, whoever reads, and wherever a purge is killed."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import sqlite3
 import sys
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import duckdb
 import pyarrow.parquet as pq
@@ -18,21 +17,29 @@ from pipeline.lake.file_traces import id_columns
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import ledger
 from pipeline.lake.ledger.images import ImageRecord, ImageState, iter_images, write_images
-from pipeline.lake.ledger.ledger import make_publish_due
 from pipeline.lake.ledger.queries import RunRecord
-from pipeline.lake.ledger.request_log import ReportBatch, ReportJob, ReportJobFile, RequestLog
-from pipeline.lake.purge import purge
+from pipeline.lake.ledger.request_log import (
+    FileConfirmation,
+    OrderState,
+    ReportBatch,
+    ReportJob,
+    ReportJobFile,
+    RequestLog,
+    ShareRecord,
+    ShareState,
+)
 from pipeline.lake.rebuild import rebuild
 from pipeline.lake.rollback import plan_rollback, roll_back
-from pipeline.lake.storage.atomic_files import damaged_name, temp_name
 from pipeline.lake.storage.images import ImageKind
 from pipeline.publish.mirror import MirrorOptions, mirror_lake
 from pipeline.publish.stores import LocalStore
 from pipeline.publish.target_checks import list_mirror, read_copies
 from pipeline.reports.models import JobOptions
+from schemas.timestamps import DAY, now_us
 from tests.lake.corruption import checked
 from tests.lake.lake_builder import AT, commit, facts, insert_reject, publish_files, state, undeclared_parts
 from tests.lake.operations import Terminal, told
+from tests.lake.test_purged_words import purged, read_all
 from tests.sync.sync_harness import asked, check_equal, opened, synced, verified
 
 if TYPE_CHECKING:
@@ -41,23 +48,6 @@ if TYPE_CHECKING:
     from pipeline.emulator import Emulator
     from schemas.file_versions import FileVersion
     from tests.lake.history import History
-
-
-def everything(lake: Path) -> str:
-    """All that the lake's files hold, decompressed, and their bytes as they are."""
-    found = []
-    for path in sorted(path for path in lake.rglob("*") if path.is_file()):
-        found.append(path.read_bytes().decode("latin-1"))
-        if path.suffix == ".parquet":
-            found.append(str(pq.read_table(path).to_pylist()))
-        elif path.suffix == ".duckdb":
-            with duckdb.connect(str(path), read_only=True) as db:
-                tables = db.execute("SELECT schema_name, table_name FROM duckdb_tables()").fetchall()
-                found += [str(db.execute(f'FROM "{schema}"."{name}"').fetchall()) for schema, name in tables]
-        elif path.suffix == ".sqlite":
-            with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as ledger:
-                found += list(ledger.iterdump())
-    return "\n".join(found)
 
 
 def secrets_of(emulator: Emulator, file_id: int) -> list[str]:
@@ -78,22 +68,30 @@ def eventful(emulator: Emulator) -> int:
     return int(found["key"])
 
 
-def purged(lake: Path, *file_ids: int) -> Any:
-    """Purge as the command does."""
-    with Lake(lake, doing="purge") as held:
-        return purge(held, file_ids, by="the data protection officer", at=1_700_000_000_000_000)
-
-
-def test_the_names_of_its_fields_and_questions_are_not_found(tmp_path: Path) -> None:
-    """A field or a question that only a purged file had is no column of a view, and in no file of the lake."""
-    lake, names = tmp_path / "lake", ("f1eld of one", "quest1on of one")
-    field = {"file_id": 1, "field_id": 1, "name": names[0], "value": "v", "position": 0}
-    answer = {"file_id": 1, "form_id": 7, "question_id": "1", "label": names[1], "value": "v", "position": 0}
-    publish_files(lake, {1: 0, 2: 0}, {"fields": [field], "form_answers": [answer]})
-    before = everything(lake)
-    purged(lake, 1)
-    after = everything(lake)
-    assert [(name in before, name in after) for name in names] == [(True, False)] * 2
+async def test_nothing_of_it_is_found(history: History, tmp_path: Path) -> None:
+    """No file of the lake holds anything of a purged file, decompressed or not; all other files are as they were."""
+    lake = tmp_path / "lake"
+    async with history.old.live_on(lake) as emulator:
+        file_id = eventful(emulator)
+        words = secrets_of(emulator, file_id)
+        emulator.world.update([file_id])
+        await synced(emulator, lake)
+        words += secrets_of(emulator, file_id)
+        before = read_all(lake)
+        assert len(words) > 5
+        assert all(word in before for word in words)
+        emulator.world.delete([file_id])
+        done = purged(lake, file_id)
+        after = read_all(lake)
+        assert [word for word in words if word in after] == []
+        assert done.known == (file_id,)
+        assert done.parts > 3
+        assert undeclared_parts(lake) == []
+        check_equal(lake, emulator, history=True)
+        proof = await verified(emulator, lake)
+        assert (proof.consistent, proof.deleted) == (True, 0)
+    assert checked(lake, read_data=True).damage == []
+    assert asked(lake, "SELECT * FROM purge") == [(file_id, 1_700_000_000_000_000, "the data protection officer")]
 
 
 def test_a_ledger_that_another_process_reads_is_not_called_erased(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +109,7 @@ def test_a_ledger_that_another_process_reads_is_not_called_erased(lake: Path, mo
             with pytest.raises(SettingsError, match="A purge is not finished"):
                 roll_back(held, plan_rollback(held, 1), run=run)
     purged(lake, 1)
-    assert "s3cret" not in everything(lake)
+    assert "s3cret" not in read_all(lake)
 
 
 def test_parts_of_one_rebuild_keep_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +191,7 @@ def test_versions_under_a_former_key_go_too(tmp_path: Path) -> None:
         held.publish("", at=AT, complete=True, watermark=AT)
         assert not is_erased(held, tmp_path / "before", 1006)
     assert purged(lake, 1005, 1006, 1009).known == (1005, 1006, 1009)
-    found = everything(lake)
+    found = read_all(lake)
     assert [text for text in ("ref 1005", "ref 1006", "ref 1009", "of 5") if text in found] == []
     assert asked(lake, "SELECT file_id FROM file_version ORDER BY file_id") == [(5,), (1007,)]
     with opened(lake) as db:
@@ -211,53 +209,12 @@ def test_an_instance_is_no_file_of_its_number(lake: Path, tmp_path: Path) -> Non
     """While the id is the key, a purge leaves the file whose instance has the number of the purged id."""
     publish_files(lake, {13: 0}, watermark=AT, change=lambda made: made._replace(instance=11))
     purged(lake, 11)
-    found = everything(lake)
+    found = read_all(lake)
     assert ("ref 11" in found, "ref 13" in found) == (False, True)
     with opened(lake) as db:
         assert db.execute("SELECT file_id FROM file_versions ORDER BY 1").fetchall() == [(12,), (13,)]
     with Lake(lake, doing="test") as held:
         assert is_erased(held, tmp_path / "target", 11)
-
-
-async def test_nothing_of_it_is_found(history: History, tmp_path: Path) -> None:
-    """No file of the lake holds anything of a purged file, decompressed or not; all other files are as they were."""
-    lake = tmp_path / "lake"
-    async with history.old.live_on(lake) as emulator:
-        file_id = eventful(emulator)
-        words = secrets_of(emulator, file_id)
-        emulator.world.update([file_id])
-        await synced(emulator, lake)
-        words += secrets_of(emulator, file_id)
-        with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
-            reject = f'{{"scan_code": "{words[0]}"}}'.encode()
-            insert_reject(db, file_id, reject)
-            db.commit()
-            # A reject that was healed long ago: where SQLite does not overwrite, its bytes are still in the file.
-            db.execute("PRAGMA secure_delete = OFF")
-            insert_reject(db, file_id, b"h3aled" * 900, key="y")
-            db.commit()
-            db.execute("DELETE FROM reject WHERE reject_key = 'y'")
-            db.commit()
-        words.append("h3aled")
-        shutil.copy(lake / "ledger.sqlite", lake / damaged_name("ledger.sqlite"))
-        spilled = lake / "spill" / temp_name("duckdb")  # of a killed run
-        spilled.mkdir(parents=True)
-        (spilled / "duckdb_temp_storage").write_text(words[0])
-        before = everything(lake)
-        assert len(words) > 5
-        assert all(word in before for word in words)
-        emulator.world.delete([file_id])
-        done = purged(lake, file_id)
-        after = everything(lake)
-        assert [word for word in words if word in after] == []
-        assert done.known == (file_id,)
-        assert done.parts > 3
-        assert undeclared_parts(lake) == []
-        check_equal(lake, emulator, history=True)
-        proof = await verified(emulator, lake)
-        assert (proof.consistent, proof.deleted) == (True, 0)
-    assert checked(lake, read_data=True).damage == []
-    assert asked(lake, "SELECT * FROM purge") == [(file_id, 1_700_000_000_000_000, "the data protection officer")]
 
 
 def test_the_command(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,29 +249,6 @@ def test_the_command(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (done["erased"]["file_ids"], done["erased"]["known"], done["requested_by"]) == ([11, 12], [12], "me")
 
 
-def test_a_purge_of_what_stands_in_one_place_alone(lake: Path) -> None:
-    """A file that only kept snapshots, a reject or a verify's record still hold is known, and erased there."""
-    with Lake(lake, doing="test") as held:
-        commit(held, {79: 0})
-        held.publish("", at=AT, complete=True, watermark=AT)
-        (*_, part) = [part for part in held.ledger.parts() if part.table_name == "files"]
-        gone = [each for each in held.ledger.parts() if each.first_commit_seq == part.first_commit_seq]
-        held.ledger.replace_parts(gone, [])  # every version is folded away
-        with held.ledger.transaction() as db:
-            db.execute("DELETE FROM file_version WHERE file_id = 79")
-            make_publish_due(db)  # the former snapshot keeps it
-            insert_reject(db, 78, b"\x00")
-            names = ["run_id", "verified_at", "mode", "consistent", "ids"]
-            columns = db.execute("PRAGMA table_info(verification)").fetchall()
-            names += [row["name"] for row in columns if row["name"] not in names and row["notnull"]]
-            values = ["r", 1, "check", 0, '{"missing": [76, 77]}', *[0] * (len(names) - 5)]
-            db.execute(f"INSERT INTO verification ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})", values)
-        held.republish(at=AT)
-    assert purged(lake, 77, 78, 79).known == (77, 78, 79)
-    assert "ref 79" not in everything(lake)
-    assert "[76, 77]" not in everything(lake)
-
-
 def test_a_purge_of_a_damaged_lake(lake: Path) -> None:
     """Where a part is cut short or cannot be read, a purge ends with exit 9 and changes nothing."""
     with Lake(lake, doing="test") as held:
@@ -326,3 +260,68 @@ def test_a_purge_of_a_damaged_lake(lake: Path) -> None:
         assert "scanlake check" in told(lake, "purge", "11", "--yes", code=9)
     (lake / part.name).write_bytes(whole)
     assert facts(lake) == before
+
+
+def test_what_no_purge_reaches_is_named_before_and_after(lake: Path, tmp_path: Path) -> None:
+    """Folders of reports with the file, share links that may be valid, and places with a copy; then they are forgotten.
+
+    Folders and links of other files are not named, nor is a link that has expired. meta.purges says who and when.
+    """
+    told(lake, "backup", str(tmp_path / "backup"))
+    options = JobOptions("http://service", {"kind": "ids"}).to_json()
+    with Lake(lake, doing="test") as held:
+        log = RequestLog(held.ledger)
+        for name, keys in (("both", (11, 12)), ("other", (12,)), ("none", (11,))):
+            batches = [] if name == "none" else [ReportBatch(1, "0001", None, files=keys)]
+            files = [ReportJobFile(place, key, f"ref {key}", None, None) for place, key in enumerate(keys)]
+            log.create(ReportJob(name, f"/reports/{name}", options, "{}", AT), files, batches)
+            for batch in batches:
+                confirmed = {key: FileConfirmation(AT, AT, "list") for key in keys}
+                order = log.record_order(name, batch, AT, confirmed)
+                log.update(name, order, state=OrderState.DELIVERED, pdf=f"{name}.pdf")
+        shares = (
+            ("ref 11", None, None),
+            ("former", "[11]", now_us() + DAY),
+            ("ref 11", None, AT),
+            ("ref 12", "[12]", None),
+        )
+        for place, (reference, file_ids, until) in enumerate(shares):
+            share = ShareRecord(
+                f"{place}", reference, None, ShareState.CREATED, AT, until, send_email=False, file_ids=file_ids
+            )
+            number, _ = log.begin_share(share, now=AT, renew=True)
+            log.finish_share(number, ShareState.CREATED, url=f"http://service/s/{place}")
+    told(lake, "publish", "--to", (tmp_path / "mirror").as_uri())
+    plan = json.loads(told(lake, "purge", "11", "--dry-run", "--json"))
+    assert plan["targets"] == [(tmp_path / "mirror").as_uri()]
+    places = {item["location"]: item["content"] for item in plan["outside"]}
+    backup = (tmp_path / "backup").as_uri()
+    assert "the next backup to it erases" in places.pop(backup)
+    # Tests share the lake that this one is a copy of, and some of them make a backup of it.
+    others = {place for place in places if place.startswith("file://")}
+    places = {place: content for place, content in places.items() if place not in others}
+    assert places.pop("http://service/s/1").startswith("valid until 20")
+    assert places == {
+        "/reports/both": "both.pdf, manifest",
+        "/reports/none": "manifest",
+        "http://service/s/0": "valid without an end",
+    }
+    shown = told(lake, "purge", "11", "--dry-run")
+    assert "  report folder /reports/both: both.pdf, manifest\n" in shown
+    assert "exports" in shown
+    done = json.loads(told(lake, "purge", "11", "--yes", "--requested-by", "me", "--json"))
+    assert done["erased"]["outside"] == plan["outside"]
+    assert [copy["name"] for copy in done["copies"]] == plan["targets"]
+    assert done["purged_at"] <= done["looked_at"]
+
+    def find_places() -> list[str]:
+        planned, again = (json.loads(told(lake, "purge", "11", option, "--json")) for option in ("--dry-run", "--yes"))
+        assert planned["outside"] == again["erased"]["outside"]
+        return [item["location"] for item in planned["outside"] if item["location"] not in others]
+
+    assert find_places() == [backup], "the records of the others are erased, too"
+    told(lake, "backup", str(tmp_path / "backup"))
+    assert find_places() == []
+    with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as db:
+        *_, (file_id, purged_at, by) = db.execute("FROM meta.purges").fetchall()
+    assert (file_id, f"{purged_at.isoformat()}Z", by) == (11, done["purged_at"], "me")

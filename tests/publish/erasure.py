@@ -264,11 +264,11 @@ def _copy(store: ObjectStore, folder: Path) -> Path:
 def find_words(folder: Path, words: set[str]) -> Iterator[str]:
     """Yield where words are in the files below a folder: in their bytes, or in what they hold, decompressed."""
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        text = "\n".join(_read_texts(file))
+        text = "\n".join(read_texts(file))
         yield from (f"{file.relative_to(folder)} has {word}" for word in sorted(words) if word in text)
 
 
-def _read_texts(file: Path) -> Iterator[str]:
+def read_texts(file: Path) -> Iterator[str]:
     """Yield all that a file holds: its bytes, and what a reader of its format sees."""
     content = file.read_bytes()
     yield content.decode("latin-1")

@@ -300,25 +300,8 @@ def test_a_place_with_images_gets_all_of_them(pictured: PicturedLakes, tmp_path:
     assert checked(tmp_path / "restored", read_data=True).damage == []
 
 
-def test_a_missing_image_costs_itself_alone(pictured: PicturedLakes, tmp_path: Path) -> None:
-    """A place with images gets tables and all other images, also without the option; the exit code is 9, not 7."""
-    lake, target = copy_lake(pictured.half, tmp_path / "lake"), tmp_path / "target"
-    publish = ("publish", "--to", f"file://{tmp_path}/mirror")
-    told(lake, "backup", str(target), "--with-images")
-    told(lake, *publish, "--set", "publish_images=true")
-    shutil.rmtree(lake)
-    copy_lake(pictured.whole, lake)
-    lost = min(files_in(lake).keys() - files_in(target).keys())
-    (lake / lost).unlink()
-    for place, command in {target: ("backup", str(target)), tmp_path / "mirror": publish}.items():
-        refusal = told(lake, *command, "--quiet", code=9)
-        assert (refusal.count("\n"), f"{Path(lost).name} is missing" in refusal) == (1, True)
-        assert files_in(place) == files_in(lake)
-        assert sha256_file(place / "catalog.duckdb") == sha256_file(lake / "catalog.duckdb")
-
-
 def test_a_damaged_image_costs_itself_alone(pictured: PicturedLakes, tmp_path: Path) -> None:
-    """Damage in the lake is exit code 9 and one line; tables and the other images are backed up, and published.
+    """Damage in the lake, or a loss, is exit code 9 and one line; tables and other images are backed up, and published.
 
     A restore names each image that is damaged in the backup or missing, and restores the others.
     """
@@ -326,14 +309,17 @@ def test_a_damaged_image_costs_itself_alone(pictured: PicturedLakes, tmp_path: P
     names = sorted(files_in(lake))
     own = lake / names[0]
     whole = own.read_bytes()
-    own.chmod(0o600)
-    own.write_bytes(whole[:-1] + b"?")
     publish = ("publish", "--to", f"file://{tmp_path}/mirror", "--set", "publish_images=true")
     commands = {target: ("backup", str(target), "--with-images"), tmp_path / "mirror": publish}
-    for place, command in commands.items():
-        refusal = told(lake, *command, "--quiet", code=9)
-        assert (refusal.count("\n"), own.name in refusal) == (1, True)
-        assert files_in(place).keys() == set(names[1:])
+    for problem, content in ((" is missing", None), ("", whole[:-1] + b"?")):
+        own.unlink(missing_ok=True)
+        if content is not None:
+            own.write_bytes(content)
+        for place, command in commands.items():
+            refusal = told(lake, *command, "--quiet", code=9)
+            assert (refusal.count("\n"), f"{own.name}{problem}" in refusal) == (1, True)
+            assert files_in(place).keys() == set(names[1:])
+            assert sha256_file(place / "catalog.duckdb") == sha256_file(lake / "catalog.duckdb")
     for path, content in ((target / names[1], b"x" * (target / names[1]).stat().st_size), (target / names[2], b"")):
         path.chmod(0o600)
         path.write_bytes(content)

@@ -14,12 +14,10 @@ from unittest.mock import patch
 import duckdb
 import pytest
 
-from pipeline.lake.lake import Lake
 from pipeline.lake.ledger.folder import RESTORE_IN_PROGRESS, RESTORE_MARK
 from pipeline.lake.storage.atomic_files import sha256_file
 from pipeline.publish.stores import LocalStore
 from pipeline.publish.target import LATEST
-from tests.lake.lake_builder import commit
 from tests.lake.operations import called, told
 from tests.lake.test_folders import describe, make_lake
 from tests.lake_copies import copy_lake
@@ -70,27 +68,6 @@ def put(folder: Path, name: str) -> Path:
     return path
 
 
-def test_a_place_of_others_is_refused(made: Path, tmp_path: Path) -> None:
-    """A folder without a record that has anything else is refused in one line, and nothing in it changes."""
-    wrong = []
-    for number, name in enumerate(
-        ("catalog.duckdb", "snapshots/000099.duckdb", "probe/notes", "tables", "images", _IMAGE)
-    ):
-        target = tmp_path / str(number)
-        target.mkdir()
-        put(target, name)
-        before = describe(target)
-        tables = ("publish", "--iceberg", "--set", f"iceberg_location=file://{target}")
-        for command in (("backup", str(target)), ("publish", "--to", f"file://{target}"), tables):
-            for options in ((), _WITH_IMAGES[command[0]]):
-                answer = called(made / "lake", *command, *options)
-                problem = "has images of another lake" if name == _IMAGE and command != tables else "has other objects"
-                facts = (answer.code, len(answer.lines), f"file://{target} {problem}" in answer.err)
-                if facts != (2, 1, True) or describe(target) != before:
-                    wrong.append((name, command, options, answer))
-    assert wrong == []
-
-
 def test_a_forgotten_run_makes_no_foreign_catalog_ours(lake: Path, tmp_path: Path) -> None:
     """A ledger that was rebuilt has no run of some snapshots: a database without any run is of others all the same."""
     with tampered(lake) as ledger:
@@ -108,37 +85,6 @@ def test_a_state_that_nobody_wrote_is_damage(lake: Path) -> None:
         ledger.execute("UPDATE image SET state = 'painted'")
     answer = called(lake, "check")
     assert (answer.code, "has an unknown value: 'painted'" in answer.out) == (9, True), answer
-
-
-def test_a_backup_deletes_only_what_it_wrote(lake: Path, tmp_path: Path) -> None:
-    """Files of others under the names of a backup stay, and are named; links lead nowhere."""
-    target, victim = tmp_path / "backup", tmp_path / "victim"
-    told(lake, "backup", str(target), "--with-images")
-    names = (f"ledgers/{'0' * 64}.sqlite", f"probe/{'0' * 32}", _OBJECT, _IMAGE, "ledgers/notes", "thesis.txt")
-    mine = [put(target, name) for name in names] + [put(victim, f"ab/{'c' * 62}.jpg")]
-    (target / "images" / "zz").symlink_to(victim / "ab")
-    answer = called(lake, "backup", str(target), "--with-images")
-    assert answer.code == 0
-    assert f"objects=4 first={_OBJECT}" in answer.err
-    assert [path.read_text() for path in mine] == ["mine"] * len(mine)
-    assert len(list((target / "ledgers").iterdir())) == 3
-
-
-def test_a_backup_writes_through_no_link(lake: Path, backup: Path, tmp_path: Path) -> None:
-    """A folder of a backup that has become a link ends the backup; nothing behind the link changes."""
-    with Lake(lake, doing="sync") as held:
-        commit(held, {901: 1}, {"uploads": [{"file_id": 901, "id": 1, "position": 0}]})
-    for number, name in enumerate(("ledgers", "documents", "tables", "tables/uploads/data", "images")):
-        folder, victim = backup / name, tmp_path / str(number)
-        folder.rename(victim)
-        folder.symlink_to(victim)
-        before = describe(victim)
-        answer = called(lake, "backup", str(backup), "--with-images")
-        assert (answer.code, "leads out of the folder" in answer.err) == (8, True), (name, answer)
-        assert describe(victim) == before, name
-        folder.unlink()
-        victim.rename(folder)
-    told(lake, "backup", str(backup), "--with-images")
 
 
 _TAMPERINGS: dict[str, Any] = {
@@ -309,18 +255,3 @@ def test_places_of_one_lake_can_be_inside_each_other(lake: Path, tmp_path: Path)
     assert "of another lake" in told(other, "backup", str(target), code=2)
     assert "the copy of another lake" in told(other, "backup", str(target / "backup"), code=2)
     assert describe(target) == before
-
-
-def test_a_folder_of_others_gets_no_images(lake: Path, tmp_path: Path) -> None:
-    """Where a place of scanlake's own has no images yet, a folder of others with that name is refused in one line."""
-    for command in (("backup", str(tmp_path / "backup")), ("publish", "--to", f"file://{tmp_path / 'target'}")):
-        told(lake, *command)
-        images = tmp_path / ("backup" if command[0] == "backup" else "target") / "images"
-        images.mkdir()
-        (images / "thesis").write_text("mine")
-        answer = called(lake, *command, *_WITH_IMAGES[command[0]])
-        assert (answer.code, answer.err.count("\n")) == (2, 1), answer
-        assert "has other objects, such as images/thesis. Move images away" in answer.err
-        assert [path.name for path in images.iterdir()] == ["thesis"]
-        (images / "thesis").unlink()
-        told(lake, *command, *_WITH_IMAGES[command[0]])

@@ -14,8 +14,6 @@ from unittest import mock
 from uuid import UUID
 
 import duckdb
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import UnauthorizedError
@@ -35,12 +33,12 @@ from pipeline.publish import iceberg, iceberg_publish
 from pipeline.publish.iceberg import list_iceberg_objects
 from pipeline.publish.iceberg_catalogs import POINTER, CatalogTables, connect_catalog
 from pipeline.publish.iceberg_format import StoreFileIO, read_files
-from pipeline.publish.iceberg_publish import list_table_files, publish_iceberg
+from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.target import SweepRule, to_target_path
 from pipeline.settings.settings import Settings
 from tests.lake_copies import copy_lake
 from tests.publish.iceberg_reading import NAMES, connect_sql, load_tables, overtaken, reader
-from tests.publish.lake_history import FILES, LAKE_ID, Changes, History, list_differences, name_state
+from tests.publish.lake_history import LAKE_ID, Changes, History, list_differences, name_state
 from tests.publish.stopping_store import URL, PublisherStopped, StoppingStore, choose_stops
 
 if TYPE_CHECKING:
@@ -353,27 +351,6 @@ def test_tables_of_another_lake_are_refused(changes: Changes, published: list[Pu
     with pytest.raises(ForeignObjectError, match="differs from what was published"):
         publish(lake, catalog, second)
     assert locations(catalog) == before
-
-
-def test_a_purge_leaves_nothing_on_the_target(history: History, published: list[Published]) -> None:
-    """After a purge the next publish drops the earlier syncs, and deletes their parts and manifests at once."""
-    target = published[1].store.fork()
-    assert 777_123 in FILES
-    number = history.purge(777_123)
-    stored = {item.path for item in target.list()}
-    now = time.time()
-    rule = SweepRule(now + 600, frozenset())
-    result = publish(history.root, connect_store(target), number, rule=rule, has_purged=True)
-    remaining = {item.path for item in target.list()}
-    assert result.deleted == len(stored - remaining) > 10
-    catalog = connect_store(target)
-    assert list_differences(history.root, number, reader(catalog)) == []
-    needed = list_table_files(catalog.io, catalog.load(NAMES).values())
-    assert {f"{URL}/{path}" for path in remaining} == needed | {f"{URL}/iceberg.json", f"{URL}/iceberg-owner.json"}
-    for path in remaining:
-        content = target.read(path)
-        text = str(pq.read_table(pa.BufferReader(content)).to_pylist()) if path.endswith(".parquet") else str(content)
-        assert "777123" not in text, path
 
 
 def test_a_sweep_spares_young_files_and_kept_syncs(
