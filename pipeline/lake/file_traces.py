@@ -23,6 +23,7 @@ from pipeline.lake.catalog.sql import sql_read_parquet
 from pipeline.lake.catalog.tables import PURGES, read_documents_sql
 from pipeline.lake.storage.layout import list_snapshots
 from pipeline.lake.storage.parts import RAW_TABLE, check_parts_exist
+from schemas.json_decode import decode_object
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FILES
 
 if TYPE_CHECKING:
@@ -210,16 +211,22 @@ def find_references(lake: Lake, traces: FileTraces) -> list[str]:
 
     The documents know those of versions whose rows are no longer in a table, and requests those of expired documents.
     """
-    in_documents = ", ".join(f"TRY(json_extract_string(decode({name}), '$.scan_code'))" for name in _DOCUMENTS)
-    values = {FILES.name: "scan_code", DELETED_FILES.name: "scan_code", RAW_TABLE: f"unnest([{in_documents}])"}
+    values = {FILES.name: "scan_code", DELETED_FILES.name: "scan_code", RAW_TABLE: f"unnest([{', '.join(_DOCUMENTS)}])"}
     of_requests = "SELECT reference FROM report_file WHERE file_id = ?1 UNION SELECT reference FROM share WHERE"
     keys = [(key,) for key in traces.list_whole_keys()]
     requests = chain.from_iterable(lake.ledger.query(f"{of_requests} {_SHARE_OF_FILE}", key) for key in keys)
-    references = {row[0] for row in requests if row[0] is not None}
+    references: set[str | None] = {row[0] for row in requests}
     with open_worker_connection(lake.layout.spill_dir) as db:
         for part in lake.ledger.parts():
             if part.table_name in values:
                 source = sql_read_parquet([lake.layout.part_path(part.name)])
                 sql = f"SELECT DISTINCT {values[part.table_name]} FROM {source} WHERE {traces.condition}"
-                references.update(row[0] for row in db.execute(sql).fetchall() if row[0] is not None)
-    return sorted(references)
+                values_read = [value for (value,) in db.execute(sql).fetchall() if value is not None]
+                references.update(map(_read_reference, values_read) if part.table_name == RAW_TABLE else values_read)
+    return sorted(reference for reference in references if reference is not None)
+
+
+def _read_reference(document: bytes) -> str | None:
+    """Return the reference in a document. DuckDB reads none with a lone surrogate, NaN or a byte order mark."""
+    reference = decode_object(document).get("scan_code")
+    return None if reference is None else str(reference)
