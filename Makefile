@@ -32,7 +32,7 @@ test-fast: $(STAMP) ## run the tests of the modules that are not in tests/slow_m
 	@$(BIN)/python -m pytest -q -n 3 --dist worksteal -m "not slow"
 
 mutants: $(STAMP) ## edit single lines of the product at random, and look whether the nearest tests notice: make mutants ARGS="--count 100 --seed 1"
-	@$(BIN)/python -m tests.mutants $(ARGS)
+	@$(BIN)/python -m tools.mutants $(ARGS)
 
 coverage: $(STAMP) ## run the whole test suite with branch coverage; fails below the floor in pyproject.toml
 	@$(BIN)/python -m pytest -q -n 3 --dist worksteal --cov --cov-report=term
@@ -40,7 +40,7 @@ coverage: $(STAMP) ## run the whole test suite with branch coverage; fails below
 check: lint types test docs ## run lint, types, tests and docs; changes no file
 
 lint: $(STAMP) ## run ruff (rules and format), codespell, and the project's own rules of names and sizes
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell && $(BIN)/python -m tests.lint
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell && $(BIN)/python -m tools.lint
 
 types: $(STAMP) ## run mypy in strict mode
 	@$(BIN)/mypy
@@ -49,7 +49,7 @@ format: $(STAMP) ## format the code with ruff and apply safe fixes
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix-only .
 
 docs: $(STAMP) ## generate the reference pages, and build the site into build/site (strict, offline)
-	@$(BIN)/python -m tests.docs.generate
+	@$(BIN)/python -m tools.docs.generate
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 soak: $(STAMP) ## run every test, also those that take long, with more examples: make soak SOAK_EXAMPLES=1000 SOAK_STEPS=40 SOAK_SECONDS=3600
@@ -57,16 +57,16 @@ soak: $(STAMP) ## run every test, also those that take long, with more examples:
 		$(BIN)/python -m pytest -q --timeout 0 --hypothesis-show-statistics $(ARGS)
 
 soak-publish: $(STAMP) ## publish to SeaweedFS, its REST catalog, Postgres and Glue (moto), for long: make soak-publish ARGS="--rows 1000000"
-	@$(BIN)/python -m tests.soak_publish $(ARGS)
+	@$(BIN)/python -m tools.soak_publish $(ARGS)
 
 bench: $(STAMP) ## measure speed and memory as ratios to a minimal client
-	@$(BIN)/python -m tests.bench $(ARGS)
+	@$(BIN)/python -m tools.bench $(ARGS)
 
 test-engines: $(STAMP) ## ask other engines about Iceberg tables, and open a lake with DuckDB 1.4, each in its own environment (installs them)
-	@$(BIN)/python -m tests.engines $(ARGS)
+	@$(BIN)/python -m tools.engines $(ARGS)
 
 screenshots: $(STAMP) ## take the pictures of the pages in docs/images, with Chromium
-	@$(BIN)/python -m tests.docs.screenshots
+	@$(BIN)/python -m tools.docs.screenshots
 
 lock: ## update requirements.lock (requires uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \

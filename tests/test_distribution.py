@@ -16,7 +16,7 @@ import pytest
 
 from pipeline import __version__
 from tests.conftest import ROOT
-from tests.docs.documents import OPERATIONS
+from tools.docs.documents import OPERATIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +51,7 @@ def test_the_wheel_has_what_an_operator_needs(wheel: Path) -> None:
     for package in ("pipeline", "schemas"):
         sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*") if path.is_file()}
         assert {name for name in sources if "__pycache__" not in name} <= names
-    assert not [name for name in names if name.startswith(("tests/", "docs/"))]
+    assert not [name for name in names if name.startswith(("tests/", "tools/", "docs/"))]
     assert (metadata["Description-Content-Type"], metadata["License-Expression"]) == ("text/markdown", "MIT")
     assert "Is it for you?" in str(metadata.get_payload())
     assert {re.sub(r"\W", "", name) for name in metadata.get_all("Provides-Extra") or ()} == _read_documented_extras()

@@ -1,14 +1,14 @@
-"""Each rule of `python -m tests.lint` finds what breaks it and accepts the rest."""
+"""Each rule of `python -m tools.lint` finds what breaks it and accepts the rest."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.docs.documents import ROOT, Document
-from tests.lint import names, pages
-from tests.lint.__main__ import print_problems
-from tests.lint.problems import Problem, Source
 from tests.rows import every
+from tools.docs.documents import ROOT, Document
+from tools.lint import names, pages
+from tools.lint.__main__ import print_problems
+from tools.lint.problems import Problem, Source
 
 if TYPE_CHECKING:
     import pytest

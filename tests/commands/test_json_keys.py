@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline.cli import app as cli
 from pipeline.emulator import Emulator, ImageOptions
 from tests.commands.cli_process import called, variables
-from tests.docs.json_page import list_keys
+from tools.docs.json_page import list_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -15,9 +15,9 @@ from pipeline.output.progress import Progress
 from pipeline.settings.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
 from tests.commands.cli_process import called
-from tests.docs.documents import INDEX
 from tests.made_once import make_once
 from tests.sync.sync_harness import synced
+from tools.docs.documents import INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

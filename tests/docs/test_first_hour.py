@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from tests.conftest import ROOT
-from tests.docs.documents import INDEX
 from tests.docs.test_output import read_shape
+from tools.docs.documents import INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

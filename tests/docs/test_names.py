@@ -18,8 +18,8 @@ from pipeline.settings.layers import load_all_sources
 from pipeline.settings.settings import SETTINGS
 from pipeline.sync.metrics import METRICS
 from schemas.tables import TABLES
-from tests.docs import documents
-from tests.docs.documents import DOCUMENTS, OPERATIONS, ROOT, calls
+from tools.docs import documents
+from tools.docs.documents import DOCUMENTS, OPERATIONS, ROOT, calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

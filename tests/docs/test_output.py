@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 from pipeline.emulator import Emulator
 from tests.commands.cli_process import called, variables
 from tests.docs.conftest import FILES
-from tests.docs.documents import INDEX, QUERIES, README, ROOT, Document
-from tests.docs.generate import DOCS, PAGES, render
 from tests.rows import every
+from tools.docs.documents import INDEX, QUERIES, README, ROOT, Document
+from tools.docs.generate import DOCS, PAGES, render
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,9 +21,9 @@ from pipeline.lake.catalog.tables import IMAGES_TABLE
 from pipeline.query.sandbox import TABLE_FUNCTIONS
 from pipeline.query.sql_page import DOCUMENTED_QUERIES
 from schemas.tables import TABLES
-from tests.docs import documents
 from tests.docs.conftest import CREATED, DELETED, UPDATED
 from tests.oracle import expected as expect_rows
+from tools.docs import documents
 
 if TYPE_CHECKING:
     from datetime import date

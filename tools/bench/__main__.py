@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.bench import iceberg, images, lake, syncing
+from tools.bench import iceberg, images, lake, syncing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

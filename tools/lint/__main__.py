@@ -5,20 +5,20 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from tests.docs.documents import DOCUMENTS
-from tests.lint import names, pages
-from tests.lint.problems import read_sources
+from tools.docs.documents import DOCUMENTS
+from tools.lint import names, pages
+from tools.lint.problems import read_sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tests.lint.problems import Problem
+    from tools.lint.problems import Problem
 
 
 def find_problems() -> Iterator[Problem]:
     """Yield the problems that all checks find. A new check is called here."""
     product = read_sources(["pipeline", "schemas"])
-    everything = [*product, *read_sources(["tests"])]
+    everything = [*product, *read_sources(["tests", "tools"])]
     for source in product:
         yield from names.check_words(source)
         yield from names.check_function_names(source)

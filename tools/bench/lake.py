@@ -21,8 +21,8 @@ from pipeline.lake.ledger.queries import Commit
 from pipeline.settings.settings import Settings
 from schemas.file_versions import FileVersion
 from schemas.tables import BY_NAME
-from tests.bench.serving import scanlake
 from tests.lake.lake_builder import write_documents
+from tools.bench.serving import scanlake
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

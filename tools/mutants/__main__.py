@@ -3,7 +3,7 @@
 Each mutant is a copy of the sources in which one line differs, and a fork of this process, which has imported the
 libraries: its tests run until the first that fails. A survivor is a hole in the tests, or no fault at all: look at it.
 
-`python -m tests.mutants --count 100 --seed 1`; `--only sync` for one package, `--show` to print without running.
+`python -m tools.mutants --count 100 --seed 1`; `--only sync` for one package, `--show` to print without running.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.mutants.lines import Mutant, list_mutants
+from tools.mutants.lines import Mutant, list_mutants
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-_COPIED: Final = ("pipeline", "schemas", "tests", "configs", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")
+_PACKAGES: Final = ("pipeline", "schemas", "tests", "tools")
+_DOCUMENTS: Final = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+_COPIED: Final = (*_PACKAGES, *_DOCUMENTS, "configs", "docs", "Makefile", "pyproject.toml")
 _LIBRARIES: Final = (
     "pytest",
     "aiohttp",
@@ -58,7 +60,8 @@ class Area:
 
 AREAS: Final = {
     "crawl": Area(("pipeline/crawl/*.py",), ("tests/crawl", "tests/sync", "tests/stateful")),
-    "client": Area(("pipeline/client/protocol.py", "pipeline/client/calls.py"), ("tests/client", "tests/crawl")),
+    "cli": Area(("pipeline/cli/*.py", "pipeline/cli/commands/*.py"), ("tests/cli", "tests/commands", "tests/docs")),
+    "client": Area(("pipeline/client/*.py",), ("tests/client", "tests/crawl")),
     "flatten": Area(("pipeline/flatten/*.py",), ("tests/flatten", "tests/schemas", "tests/sync", "tests/stateful")),
     "sync": Area(("pipeline/sync/*.py",), ("tests/sync", "tests/stateful", "tests/commands/test_plan.py")),
     "ledger": Area(
@@ -79,6 +82,7 @@ AREAS: Final = {
         ("tests/lake", "tests/sync", "tests/stateful", "tests/images/test_stored_images.py"),
     ),
     "reports": Area(("pipeline/reports/confirmation.py", "pipeline/reports/certification.py"), ("tests/reports",)),
+    "settings": Area(("pipeline/settings/*.py",), ("tests/cli", "tests/commands", "tests/docs")),
     "publish": Area(("pipeline/publish/*.py",), ("tests/publish",)),
 }
 
@@ -173,7 +177,7 @@ def _run_tests(tree: Path, output: Path, tests: Sequence[str], module: str) -> N
         handle = os.open(output, os.O_WRONLY | os.O_CREAT, 0o600)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
-        for name in [name for name in sys.modules if name.partition(".")[0] in {"tests", "pipeline", "schemas"}]:
+        for name in [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]:
             del sys.modules[name]
         sys.path[:] = [str(tree), *(entry for entry in sys.path if entry not in {"", str(ROOT)})]
         runner = importlib.import_module("pytest")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from tests.bench.serving import Ran, bare_fetch, kill_often, scanlake, service
+from tools.bench.serving import Ran, bare_fetch, kill_often, scanlake, service
 
 if TYPE_CHECKING:
     from pathlib import Path

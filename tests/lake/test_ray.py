@@ -16,13 +16,13 @@ import pytest
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
 from pipeline.lake.rebuild import rebuild
-from tests.engines.ray_cluster import HEAD, RayCluster, list_descendants, start_ray_cluster
-from tests.engines.ray_environment import INSTALL, PYTHON
 from tests.lake.corruption import checked, grown
 from tests.lake.test_rebuild import rows
 from tests.lake_copies import copy_lake
 from tests.made_once import make_once
 from tests.sync.sync_harness import synced
+from tools.engines.ray_cluster import HEAD, RayCluster, list_descendants, start_ray_cluster
+from tools.engines.ray_environment import INSTALL, PYTHON
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

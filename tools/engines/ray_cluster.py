@@ -11,8 +11,8 @@ import tempfile
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from tests.engines.ray_environment import PYTHON, ROOT
 from tests.processes import children_of
+from tools.engines.ray_environment import PYTHON, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The pictures of the pages in docs/images, by the emulator and Chromium: `python -m tests.docs.screenshots`."""
+"""The pictures of the pages in docs/images, by the emulator and Chromium: `python -m tools.docs.screenshots`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from PIL import Image
 from pipeline.emulator import Emulator, ImageOptions
 from pipeline.errors import ExitCode
 from pipeline.query.sql_page import DOCUMENTED_QUERIES
-from tests.docs.generate import DOCS
 from tests.pages.browse_client import open_browse
 from tests.pages.browser import installed, running, tab
 from tests.processes import ran
 from tests.sync.sync_harness import opened, synced, verified
+from tools.docs.generate import DOCS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,8 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.retention import expire_snapshots
 from pipeline.publish.iceberg import publish_iceberg_tables
 from pipeline.settings.settings import Settings
-from tests.bench.lake import UPLOADS, Grown, publish
 from tests.lake.operations import compact_all
+from tools.bench.lake import UPLOADS, Grown, publish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

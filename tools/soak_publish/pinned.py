@@ -1,6 +1,6 @@
 """Many syncs are published, and readers in other processes read two tables at the tag of the current sync.
 
-Usage: python -m tests.soak_publish.pinned FOLDER PUBLISHES
+Usage: python -m tools.soak_publish.pinned FOLDER PUBLISHES
 
 Rows of `files` and `uploads` belong together if each upload has the `_seq` of its file, and each file as many uploads
 as it says. A reader that loads both tables as they are now, without a tag, is counted beside it: if it never saw two

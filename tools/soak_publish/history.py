@@ -1,6 +1,6 @@
 """Every state of a lake, published to the catalog of the settings, equals the lake row by row; two publishers at once.
 
-Usage: python -m tests.soak_publish.history FOLDER
+Usage: python -m tools.soak_publish.history FOLDER
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from tests.publish.s3_server import start_moto
-from tests.soak_publish import services
+from tools.soak_publish import services
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +85,7 @@ def run(part: str, environment: Mapping[str, str], *arguments: str) -> bool:
     if location := own.get("SCANLAKE_ICEBERG_LOCATION"):
         own["SCANLAKE_ICEBERG_LOCATION"] = f"{location}/{part}"
     started = time.monotonic()
-    command = [sys.executable, "-W", "ignore", "-m", f"tests.soak_publish.{part}", *arguments]
+    command = [sys.executable, "-W", "ignore", "-m", f"tools.soak_publish.{part}", *arguments]
     ended = subprocess.run(command, env=own, check=False)
     verdict = "passed" if ended.returncode == 0 else f"FAILED, exit code {ended.returncode}"
     print(f"  {part}: {verdict} ({time.monotonic() - started:.0f} s)", flush=True)

@@ -1,4 +1,4 @@
-"""The environment of the Ray tests: `python -m tests.engines.ray_environment` installs it below build/.
+"""The environment of the Ray tests: `python -m tools.engines.ray_environment` installs it below build/.
 
 Ray is not in requirements.lock: it is large, and few need it. What it shares with scanlake has the lock's versions.
 """
@@ -16,7 +16,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / "build" / "engines" / "ray"
 PYTHON: Final = FOLDER / "bin" / "python"
 RAY: Final = "ray[client]==2.60.0"
-INSTALL: Final = "python -m tests.engines.ray_environment"
+INSTALL: Final = "python -m tools.engines.ray_environment"
 
 
 def install() -> None:

@@ -1,6 +1,6 @@
 """A thousand changed files of a large lake, published: seconds and bytes, and the rows that readers then find.
 
-Usage: python -m tests.soak_publish.large FOLDER UPLOADS
+Usage: python -m tools.soak_publish.large FOLDER UPLOADS
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 
 from pipeline.settings.layers import load
-from tests.bench.iceberg import publish_changes
-from tests.bench.lake import CHANGED, UPLOADS
 from tests.publish.iceberg_reading import load_tables
-from tests.soak_publish.pinned import connect
+from tools.bench.iceberg import publish_changes
+from tools.bench.lake import CHANGED, UPLOADS
+from tools.soak_publish.pinned import connect
 
 if TYPE_CHECKING:
     from pipeline.settings.settings import Settings
-    from tests.bench.iceberg import Publish
+    from tools.bench.iceberg import Publish
 
 MAX_BYTES: Final = 200_000
 MAX_SECONDS: Final = 2.0

@@ -32,13 +32,13 @@ from pipeline.publish.iceberg_catalogs import connect_catalog
 from pipeline.publish.iceberg_format import read_files
 from pipeline.publish.iceberg_publish import publish_iceberg
 from schemas.tables import TABLES
-from tests.engines import ask, old_duckdb, ray_environment
-from tests.engines.ray_cluster import start_ray_cluster
-from tests.engines.spark_cluster import start_cluster
 from tests.publish.iceberg_reading import NAMES
 from tests.publish.lake_history import LAKE_ID, live_history
 from tests.publish.s3_server import start_moto
 from tests.sync.sync_harness import synced
+from tools.engines import ask, old_duckdb, ray_environment
+from tools.engines.ray_cluster import start_ray_cluster
+from tools.engines.spark_cluster import start_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -144,7 +144,7 @@ def passes_on_ray() -> bool:
     if not ray_environment.PYTHON.exists():
         ray_environment.install()
     started = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engines/test_ray.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/lake/test_ray.py"]
     ended = subprocess.run(command, cwd=ray_environment.ROOT, capture_output=True, text=True, check=False)
     last = (ended.stdout.strip().splitlines() or ["no output"])[-1]
     passed = ended.returncode == 0 and "skipped" not in last

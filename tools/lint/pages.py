@@ -7,8 +7,8 @@ import re
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from tests.docs.documents import ARCHITECTURE, GENERATED, ROOT, SECURITY, Document
-from tests.lint.problems import Problem
+from tools.docs.documents import ARCHITECTURE, GENERATED, ROOT, SECURITY, Document
+from tools.lint.problems import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

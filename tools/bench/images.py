@@ -11,7 +11,7 @@ import aiohttp
 import duckdb
 import uvloop
 
-from tests.bench.serving import WORKERS, Service, kill_often, scanlake, service
+from tools.bench.serving import WORKERS, Service, kill_often, scanlake, service
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The generated pages of the documentation: `python -m tests.docs.generate` writes them."""
+"""The generated pages of the documentation: `python -m tools.docs.generate` writes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer.main import get_command
 from pipeline.cli import app as cli
 from pipeline.settings.settings import PREFIX, SECTIONS, SETTINGS, render_settings_file
 from schemas.tables import TABLES, find_reference
-from tests.docs.json_page import format_json_page
+from tools.docs.json_page import format_json_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

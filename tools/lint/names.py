@@ -8,12 +8,12 @@ import re
 import tokenize
 from typing import TYPE_CHECKING, Final
 
-from tests.lint.problems import Problem
+from tools.lint.problems import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tests.lint.problems import Source
+    from tools.lint.problems import Source
 
 _FORBIDDEN_PARTS: Final = frozenset(
     "told tell tells said say says saying spell spells spelled spelt spelling anew aside gone mend mended mending mends"

@@ -1,0 +1,1 @@
+"""The generated pages and pictures of the documentation, and the documents as lint and tests read them."""

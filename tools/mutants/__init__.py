@@ -1,0 +1,1 @@
+"""Mutants: the tests of the product are tested. See `python -m tools.mutants --help`."""
