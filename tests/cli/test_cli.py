@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING
 from pipeline.cli import app as cli
 from pipeline.cli.app import COMMANDS
 from pipeline.cli.commands import status
-from pipeline.errors import AuthenticationError, ExitCode, LakeLockedError, ProtocolError, RunInterrupted
+from pipeline.errors import (
+    AuthenticationError,
+    ExitCode,
+    LakeCorruptedError,
+    LakeLockedError,
+    LakePausedError,
+    ProtocolError,
+    RunInterrupted,
+    ScanlakeError,
+)
 from tests.lake.test_folders import make_lake
 from tests.rows import every
 
@@ -26,8 +35,8 @@ if TYPE_CHECKING:
 
     from tests.processes import Scanlake
 
-HEAVY = {"duckdb", "pyarrow", "aiohttp", "pydantic", "structlog", "tenacity", "asyncio"}
 DATA = f"somebody's {'data' * 2}"
+HEAVY = {"duckdb", "pyarrow", "aiohttp", "pydantic", "structlog", "tenacity", "asyncio"}
 
 
 def test_the_help_of_a_narrow_terminal_imports_nothing_heavy() -> None:
@@ -110,7 +119,8 @@ def test_no_lake_says_what_to_do(main: Scanlake, tmp_path: Path) -> None:
         answer = main(
             command, *(["FROM files"] if command == "query" else []), SCANLAKE_TOKEN="some-token-of-a-service"
         )
-        assert (answer.code, "scanlake init" in answer.err + answer.out) == (2, True), command
+        said = answer.err + answer.out
+        assert (answer.code, "scanlake init" in said, str(tmp_path) in said) == (2, True, True), command
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "scanlake.toml").write_text('base_url = "https://service.example"\n')
     assert "Run `scanlake sync` first, or correct --lake." in main("status").err
@@ -128,8 +138,13 @@ def test_no_lake_says_what_to_do(main: Scanlake, tmp_path: Path) -> None:
         (MemoryError(), 1, "Memory: the system refused to give scanlake more."),
         (RuntimeError("can't start new thread"), 1, "Memory: the system refused to give scanlake more."),
         (PermissionError(13, "Permission denied"), 7, "Permission denied. Free disk"),
+        (ScanlakeError("Away."), 1, "Away. "),
+        (LakePausedError("Paused."), 2, "Paused. "),
+        (LakeCorruptedError("Bits."), 9, "Bits. "),
         (ExceptionGroup("both", [ValueError("x"), LakeLockedError("pid 7 holds it.")]), 5, "pid 7 holds it."),
-        (RuntimeError("with somebody's data"), 70, "A bug in scanlake: RuntimeError at test_cli.py:"),
+        (ExceptionGroup("both", [ExceptionGroup("inner", [ValueError(DATA)])]), 70, "A bug in scanlake: "),
+        (OSError(104, "Connection reset"), 70, "A bug in scanlake: ConnectionResetError at test_cli.py:"),
+        (RuntimeError(DATA), 70, "A bug in scanlake: RuntimeError at test_cli.py:"),
     ],
 )
 def test_every_failure_ends_with_its_code_and_one_line(
@@ -145,7 +160,7 @@ def test_every_failure_ends_with_its_code_and_one_line(
         answer = main("status")
     [line] = answer.lines
     assert (answer.code, line[: len(says) + 10]) == (code, f"scanlake: {says}")
-    assert "somebody's data" not in line
+    assert DATA not in line
 
 
 def test_a_lake_of_another_service_and_a_file_in_its_place(tmp_path: Path, main: Scanlake) -> None:

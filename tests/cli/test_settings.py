@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from pipeline.errors import SettingsError
 from pipeline.settings.layers import load
-from pipeline.settings.settings import SETTINGS, load_token, render_settings_file, require_base_url
+from pipeline.settings.settings import SETTINGS, load_token, render_settings_file, require_base_url, validate_token
 from schemas.includes import INCLUDES
 from tests.forkserver import run_command
 from tests.processes import NOBODY, why_not_as_nobody
@@ -53,6 +53,9 @@ def test_the_lake_has_one_path_from_every_folder(tmp_path: Path, monkeypatch: py
     expected = tmp_path / "home" / "lake"
     assert load(Path("../home/scanlake.toml"), {}).lake == expected
     assert load(None, {"lake": "../home/lake"}).lake == expected
+    config = write("[sources.north]\nbase_url = 'https://north.example'\n", "../home/sources.toml")
+    monkeypatch.setenv("SCANLAKE_CONFIG", str(config))
+    assert load(None, {}).lake == expected / "north"
 
 
 def test_a_byte_order_mark_is_no_text(canary: str) -> None:
@@ -122,20 +125,14 @@ def test_includes_stand_in_the_interfaces_order(monkeypatch: pytest.MonkeyPatch)
         ('publish_to = "file:///a b"', "must not have the character ' '"),
         ('includes = ["geocoding"]', "geocoding requires uploads; add uploads"),
         ('includes = ["images"]', "includes .* must be a list of 'uploads'"),
-        (r'lang = "en\n"', "a language such as en"),
-        (r'iceberg_namespace = "a\n"', "a name of small letters"),
-        ('publish_after_sync = true\npublish_to = "here"', r"^publish_to [^;]*$"),
         ('token = "abc"', "the token must not be in a settings file"),
         ("[sync]\nx = 1", "unknown setting sync"),
         ("a b c", r"not valid TOML \(at line 1, column 3\)"),
         # An address is refused with its reason, which does not show it: it may hold a secret.
         ('base_url = "service.internal"', "must look like https://"),
-        ('base_url = "ftp://service.example"', "must look like https://"),
-        ('base_url = "http://service.example"', "must be https"),
         ('base_url = "http://127.0.0.1.service.example"', "must be https"),
         ('base_url = "https://user:pass@service.example"', "user or password"),
         ('base_url = "https://service.example/?token=abc"', "query"),
-        ('base_url = "https://service.example/api/v1/"', "must not end in /api/v1; scanlake calls /api/v2"),
         ('base_url = "https://service.example/a b"', "white space"),
         ('base_url = "https://[::1"', "not a URL"),
         ('base_url = "https://service.example:99999"', "not a URL"),
@@ -182,10 +179,8 @@ def test_a_right_address_loses_its_slash() -> None:
 def test_a_mistaken_token_is_refused_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token that was pasted wrongly is refused before the first request, unseen; none names both ways to give one."""
     for token, says in (
-        (" ", "white space"),
-        ("abc def", "white space"),
-        ("abc\n", "white space"),
-        ("'abc='", "quotation mark"),
+        *((token, "white space") for token in (" ", "abc def", "abc\n", " abc")),
+        *((token, "quotation mark") for token in ("'abc='", '"abc="')),
         ("Bearer abc=", "Bearer"),
         ("bearer bearer abc=", "Bearer"),
         ("abc\u00e4", "a token cannot have"),
@@ -198,6 +193,8 @@ def test_a_mistaken_token_is_refused_unseen(monkeypatch: pytest.MonkeyPatch) -> 
         assert "abc" not in f"{caught.value.message} {caught.value.hint} {settings!r}"
     assert "SCANLAKE_TOKEN" in caught.value.hint
     assert "token_file" in caught.value.hint
+    with pytest.raises(SettingsError, match="a token cannot have"):  # no variable can hold it, but a file
+        validate_token("abc\0", "token")
 
 
 def test_the_token_file_is_read(canary: str, monkeypatch: pytest.MonkeyPatch) -> None:

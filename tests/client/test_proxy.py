@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -92,9 +92,7 @@ async def proxied(status: str = "200 Connection established") -> AsyncIterator[P
 @asynccontextmanager
 async def encrypted(port: int) -> AsyncIterator[int]:
     """Run a TLS server in front of `port` and yield its port."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(CERTIFICATES / "good.pem")
-    async with listening(partial(Proxy().join, port), tls=context) as outer:
+    async with listening(partial(Proxy().join, port), tls=create_context("good")) as outer:
         yield outer
 
 
@@ -167,13 +165,10 @@ def test_an_invalid_proxy(wrong: str) -> None:
     assert "secret" not in str(raised.value)
 
 
-UNTRUSTED: Final = Path(__file__).with_name("untrusted.pem")
-
-
-def create_context(*, is_old: bool = False) -> ssl.SSLContext:
-    """Return the TLS of a service whose certificate nobody trusts, or that has no version after 1.1."""
+def create_context(certificate: str, *, is_old: bool = False) -> ssl.SSLContext:
+    """Return the TLS of a service with a certificate, which may have no version after 1.1."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(UNTRUSTED)
+    context.load_cert_chain(CERTIFICATES / f"{certificate}.pem")
     if is_old:
         context.set_ciphers("ALL:@SECLEVEL=0")
         with warnings.catch_warnings(action="ignore"):
@@ -204,10 +199,10 @@ async def read_and_reset(reader: asyncio.StreamReader, writer: asyncio.StreamWri
     ("serve", "context", "ends"),
     [
         (greet, None, {("tls", 1)}),
-        (greet, create_context(), {("tls", 1)}),
+        (greet, create_context("self"), {("tls", 1)}),
         (read_and_close, None, {("handshake", 2)}),
         (read_and_reset, None, {("handshake", 2)}),
-        (read_and_close, create_context(is_old=True), {("tls", 1), ("handshake", 2)}),
+        (read_and_close, create_context("self", is_old=True), {("tls", 1), ("handshake", 2)}),
     ],
     ids=["no TLS", "untrusted", "closed", "reset", "TLS 1.1"],
 )

@@ -6,14 +6,12 @@ import json
 import os
 import shutil
 import socket
-import ssl
 import subprocess
 import sys
 import threading
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-import pytest
 from msgspec.structs import replace
 
 from pipeline.client.probe import check_service
@@ -24,7 +22,7 @@ from pipeline.lake.storage.atomic_files import temp_name
 from pipeline.lake.storage.layout import LakeLayout, lock_lake
 from pipeline.output.findings import Severity
 from pipeline.settings.settings import Settings
-from tests.client.test_proxy import CERTIFICATES
+from tests.client.test_proxy import CERTIFICATES, create_context
 from tests.commands.cli_process import called
 from tests.lake.test_folders import describe
 from tests.sync.sync_harness import synced, tampered
@@ -32,6 +30,8 @@ from tests.sync.sync_harness import synced, tampered
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    import pytest
 
     from pipeline.output.findings import Finding
     from tests.processes import Answer
@@ -114,7 +114,6 @@ for os.environ["SCANLAKE_BASE_URL"] in sys.argv[1:]:
 """
 
 
-@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")  # that is what the server is for
 def test_tls_faults_are_told_apart(tmp_path: Path) -> None:
     """An expired certificate, one for another host, a self-signed one and an old TLS each have their own words."""
     env = {**os.environ, "SCANLAKE_TOKEN": "token", "SSL_CERT_FILE": str(CERTIFICATES / "ca.pem")}
@@ -133,13 +132,8 @@ def test_tls_faults_are_told_apart(tmp_path: Path) -> None:
 @contextmanager
 def speaking(certificate: str) -> Iterator[int]:
     """A server that agrees upon TLS with a certificate, or speaks something else; gives its port."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     name = {"old": "good", "none": "good"}.get(certificate, certificate)
-    context.load_cert_chain(CERTIFICATES / f"{name}.pem")
-    if certificate == "old":
-        context.set_ciphers("ALL:@SECLEVEL=0")
-        context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
-        context.maximum_version = ssl.TLSVersion.TLSv1_1
+    context = create_context(name, is_old=certificate == "old")
 
     def serve() -> None:
         with suppress(OSError):  # the server has been shut down

@@ -31,27 +31,6 @@ async def test_a_failed_first_run_makes_no_lake(tmp_path: Path) -> None:
     assert "GET /files at 127.0.0.1:9: no connection (after 6 attempts). Check base_url" in away.err
 
 
-async def test_the_lake_is_beside_the_settings_file(tmp_path: Path) -> None:
-    """With --config or SCANLAKE_CONFIG every working directory has the same lake, also with sources."""
-    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
-    home.mkdir()
-    elsewhere.mkdir()
-    config = {"SCANLAKE_CONFIG": str(home / "scanlake.toml")}
-    async with Emulator(files=5) as emulator:
-        (home / "scanlake.toml").write_text(f'base_url = "{emulator.base_url}"\n')
-        token = {"SCANLAKE_TOKEN": emulator.token}
-        first = await called(elsewhere, "--config", "../home/scanlake.toml", "sync", "--json", **token)
-        second = await called(home, "sync", "--json", **token)
-    counted = await called(elsewhere, "query", "SELECT count(*) AS n FROM files", "--format", "csv", **config)
-    (home / "scanlake.toml").write_text("[sources.north]\nbase_url = 'https://north.example'\n")
-    shown = await called(elsewhere, "settings", "--json", **config)
-    assert (first.code, second.code) == (0, 0), first.err
-    assert (first.json["files_stored"], second.json["files_stored"]) == (5, 0)
-    assert counted.out.split() == ['"n"', "5"]
-    assert (names(home), names(elsewhere)) == (["lake", "scanlake.toml"], [])
-    assert shown.json["settings"]["lake"]["value"] == str(home / "lake" / "north")
-
-
 async def test_a_folder_below_the_settings_file_has_the_same_lake(tmp_path: Path) -> None:
     """Below the folder of scanlake.toml every command has its lake, and none makes a second one.
 
@@ -82,19 +61,6 @@ async def test_a_folder_below_the_settings_file_has_the_same_lake(tmp_path: Path
     assert named.code == 0, named.err
     assert f"the lake {below / 'lake'}" in named.out
     assert nearest.json["settings"]["lake"]["value"] == "lake"
-
-
-async def test_a_folder_beside_the_settings_file_is_named(tmp_path: Path) -> None:
-    """Where no scanlake.toml is found the message names the folder, and says to go to the file before `init`."""
-    (tmp_path / "home").mkdir()
-    (tmp_path / "beside").mkdir()
-    (tmp_path / "home" / "scanlake.toml").write_text('base_url = "https://service.example"\n')
-    for command in (("sync",), ("plan",), ("query", "FROM files"), ("status",)):
-        answer = await called(tmp_path / "beside", *command, SCANLAKE_TOKEN="some-token-of-a-service")
-        assert answer.code == 2
-        assert str(tmp_path / "beside") in answer.err, command
-        assert "Go to the folder of your scanlake.toml or below it" in answer.err, command
-    assert names(tmp_path / "beside") == []
 
 
 async def test_a_settings_file_above_must_be_this_users(tmp_path: Path) -> None:

@@ -1,22 +1,11 @@
-"""Results of runs: exit codes, errors and their meaning."""
+"""Results of runs: exit codes and their meaning."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.errors import (
-    AuthenticationError,
-    ExitCode,
-    LakeCorruptedError,
-    LakeLockedError,
-    LakePausedError,
-    RunInterrupted,
-    ScanlakeError,
-    SettingsError,
-    to_scanlake_error,
-)
+from pipeline.errors import ExitCode, LakePausedError, to_scanlake_error
 from pipeline.sync.run_result import RunResult
-from tests.rows import every
 
 
 def test_every_exit_code_is_done_or_failed_or_neither() -> None:
@@ -29,36 +18,9 @@ def test_every_exit_code_is_done_or_failed_or_neither() -> None:
     assert (paused.is_done, paused.has_failed) == (False, False), "the type of the error, not its text"
 
 
-def _after_storage_error() -> RuntimeError:
-    """A clean-up error that hides an error of the system."""
+def test_an_error_of_the_system_shows_behind_the_error_of_a_clean_up() -> None:
+    """A clean-up that fails as well does not make a full disk a bug, and its text is not shown."""
     error = RuntimeError("data")
     error.__context__ = OSError(28, "No space left on device")
-    return error
-
-
-@every(
-    ("error", "code"),
-    [
-        (ScanlakeError("away"), ExitCode.FAILED),
-        (SettingsError("wrong"), ExitCode.USAGE),
-        (LakePausedError("paused"), ExitCode.USAGE),
-        (AuthenticationError("401"), ExitCode.AUTH),
-        (LakeLockedError("locked"), ExitCode.LOCKED),
-        (LakeCorruptedError("bits"), ExitCode.DAMAGE),
-        (RunInterrupted("stopped"), ExitCode.INTERRUPTED),
-        (KeyboardInterrupt(), ExitCode.INTERRUPTED),
-        (OSError(28, "No space left on device", "/x"), ExitCode.STORAGE),
-        (OSError(104, "Connection reset"), ExitCode.BUG),
-        (PermissionError(13, "Permission denied"), ExitCode.STORAGE),
-        (RuntimeError("data"), ExitCode.BUG),
-        (_after_storage_error(), ExitCode.STORAGE),
-        (ExceptionGroup("both", [ValueError("data"), LakeLockedError("locked")]), ExitCode.LOCKED),
-        (ExceptionGroup("both", [ExceptionGroup("inner", [ValueError("data")])]), ExitCode.BUG),
-    ],
-)
-def test_every_exception_has_one_exit_code(error: BaseException, code: ExitCode) -> None:
-    """One mapping gives each exception its exit code and a message without data."""
     failure = to_scanlake_error(error)
-    assert failure.exit_code == code
-    assert failure.hint
-    assert "data" not in failure.message
+    assert (failure.exit_code, "data" in failure.message) == (ExitCode.STORAGE, False)
