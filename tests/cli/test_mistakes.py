@@ -53,6 +53,8 @@ MISTAKES: Final = (  # the line as it is typed, with variables before it, and a 
     ("emulator --port 80000", "--port"),
     ("mcp --json", "mcp prints no JSON object"),
     ("emulator --quirk order", "'order' does not have the form NAME=VALUE."),
+    ("emulator --quirk order=backwards", "updated-desc"),
+    ("emulator --quirk odrer=shuffled", "Did you mean 'order'"),
     ("emulator --profile none", "Unknown profile 'none'. Use one of "),
     # An option that is none of `check`, or needs another one, runs no other check instead
     ("check --snapshot 1", "--snapshot"),

@@ -119,25 +119,23 @@ async def test_a_cancelled_request_is_no_timeout(client: Make) -> None:
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("is_download", [False, True])
-async def test_a_slow_body_ends(is_download: bool, client: Make) -> None:  # noqa: FBT001 - a table
-    """A body that arrives byte by byte fails for its throughput, soon and long before the timeout."""
-    drip = [answer(b"%PDF" + BODY)[:-100], *[step for _ in range(80) for step in (Wait(0.3), b"x")]]
-    async with scripted([drip]) as server, client(server.base, max_attempts=1, attempt_timeout_seconds=60.0) as asking:
+@pytest.mark.parametrize(
+    ("start", "step", "limit", "kind"),
+    [
+        (answer(b"%PDF" + BODY)[:-100], (Wait(0.3), b"x"), 60.0, "slow"),
+        (b"HTTP/1.1 200 OK\r\n", (Wait(3), b"X-A: 1\r\n"), 5.0, "timeout"),
+    ],
+    ids=["body", "head"],
+)
+async def test_a_slow_answer_ends(
+    start: bytes, step: tuple[Any, ...], limit: float, kind: str, *, is_download: bool, client: Make
+) -> None:
+    """A body that comes byte by byte fails for its throughput, long before the timeout, a head with its attempt."""
+    drip = [start, *(step * 80)]
+    async with scripted([drip]) as server, client(server.base, max_attempts=1, attempt_timeout_seconds=limit) as asking:
         with pytest.raises(RetriesExhaustedError) as raised:
             await (asking.download_report("/r/1", io.BytesIO()) if is_download else asking.get_file(5))
-        assert raised.value.kind == "slow"
-        assert asyncio.get_running_loop().time() <= 5.5
-
-
-@pytest.mark.virtual_time
-@pytest.mark.parametrize("is_download", [False, True])
-async def test_a_slow_head_ends(is_download: bool, client: Make) -> None:  # noqa: FBT001 - a table
-    """A head that arrives line by line ends with the time of an attempt, although each line comes soon."""
-    drip = [b"HTTP/1.1 200 OK\r\n", *[step for _ in range(80) for step in (Wait(3), b"X-A: 1\r\n")]]
-    async with scripted([drip]) as server, client(server.base, max_attempts=1, attempt_timeout_seconds=5.0) as asking:
-        with pytest.raises(RetriesExhaustedError) as raised:
-            await (asking.download_report("/r/1", io.BytesIO()) if is_download else asking.get_file(5))
-        assert raised.value.kind == "timeout"
+        assert raised.value.kind == kind
         assert asyncio.get_running_loop().time() <= 5.5
 
 

@@ -25,11 +25,3 @@ def test_every_quirk_and_fault_is_listed_with_its_meaning() -> None:
             assert option.metadata["doc"]
             assert option.name == "probabilities" or f"  {option.name}=" in shown.stdout
     assert all(kind in shown.stdout for kind in KINDS)
-
-
-def test_a_wrong_quirk_is_a_usage_error() -> None:
-    """An unknown name or value ends with exit code 2, and the nearest name or the values there are."""
-    for quirk, answer in (("order=backwards", "updated-desc"), ("odrer=shuffled", "Did you mean 'order'")):
-        shown = CliRunner().invoke(_command(), ["--quirk", quirk], env={"COLUMNS": "140"})
-        assert shown.exit_code == 2
-        assert answer in shown.output
