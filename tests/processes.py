@@ -56,8 +56,6 @@ class Answer:
         return self.err.splitlines()
 
 
-DUCKDB_CLIENT: Final = str(Path(sys.executable).with_name("duckdb"))
-"""DuckDB's command-line client, a package of the environment that runs the tests."""
 _READ_AT_START: Final = frozenset({"PYTHONPATH", "SSL_CERT_FILE"})
 """Environment variables that an interpreter or a library reads before it forks."""
 

@@ -27,12 +27,6 @@ def test_the_network_is_refused(guard: Guard) -> None:
     guard.refused.clear()
 
 
-def test_loopback_is_free() -> None:
-    """A test may serve and connect on this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()[:2]):
-        pass
-
-
 def test_writing_elsewhere_is_refused_and_remembered(guard: Guard) -> None:
     """No test leaves a file among the sources or elsewhere; code that swallows the refusal still fails its test."""
     paths = [ROOT / "pipeline" / "new.py", ROOT / "tests" / "new.txt", Path("/opt/scanlake-test")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import sys
@@ -29,12 +28,9 @@ if TYPE_CHECKING:
 
     from tests.processes import Scanlake
 
-_HAS_MCP: Final = importlib.util.find_spec("mcp") is not None
-needs_mcp: Final = pytest.mark.skipif(not _HAS_MCP, reason="the optional library mcp is not installed")
-
 
 def _tool_error() -> type[Exception]:
-    from mcp.server.mcpserver.exceptions import ToolError  # noqa: PLC0415 - optional
+    from mcp.server.mcpserver.exceptions import ToolError  # noqa: PLC0415 - a second of imports
 
     return ToolError
 
@@ -66,7 +62,6 @@ def tools(lake: Path) -> Iterator[Tools]:
         yield make_tools(lake)
 
 
-@needs_mcp
 async def test_the_tools_describe_tables_and_state(tools: Tools, lake: Path, main: Scanlake) -> None:
     """list_tables has every table without columns, describe_table its columns, and status what the command prints."""
     listed = await tools.call("list_tables", {})
@@ -81,7 +76,6 @@ async def test_the_tools_describe_tables_and_state(tools: Tools, lake: Path, mai
     assert await tools.call("status", {}) == main("status", "--json", "--lake", str(lake)).json
 
 
-@needs_mcp
 async def test_a_result_is_cut_at_its_limits(tools: Tools) -> None:
     """A result has lists of values; with too many rows or bytes it is cut and says so, and otherwise it is whole."""
     whole = await tools.call("query", {"sql": "SELECT 1 AS a, 'x' AS a, NULL AS b UNION ALL SELECT 2, 'y', 3;"})
@@ -97,7 +91,6 @@ async def test_a_result_is_cut_at_its_limits(tools: Tools) -> None:
         assert (cut["is_cut"], cut["row_count"], len(cut["rows"]), note in cut["notes"][0]) == (True, rows, rows, True)
 
 
-@needs_mcp
 @pytest.mark.usefixtures("tools")
 async def test_numbers_are_those_that_every_client_reads_unchanged(lake: Path) -> None:
     """A number that JavaScript would round, such as a large id, is text; so is one that JSON does not have."""
@@ -110,7 +103,6 @@ async def test_numbers_are_those_that_every_client_reads_unchanged(lake: Path) -
     assert result["rows"] == [list(values.values())]
 
 
-@needs_mcp
 async def test_calls_at_the_same_time(tools: Tools, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that compute a huge value end with the setting, the others have results, with a note of what is missing."""
     with duckdb.connect(str(lake / "catalog.duckdb")) as db:
@@ -141,7 +133,6 @@ _WRONG: Final[list[tuple[str, dict[str, Any], str]]] = [
 ]
 
 
-@needs_mcp
 async def test_a_wrong_call_is_refused(
     tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,7 +153,6 @@ async def test_a_wrong_call_is_refused(
             await make_tools(tmp_path / "nowhere").call(name, arguments)
 
 
-@needs_mcp
 async def test_a_query_ends_at_its_time_limit(tools: Tools, lake: Path, tmp_path: Path) -> None:
     """A query that DuckDB cannot interrupt is killed with its temporary files, and the next one is answered."""
     folder = tmp_path / "temporary"
@@ -185,10 +175,9 @@ def test_the_library_is_named(monkeypatch: pytest.MonkeyPatch, main: Scanlake) -
 # The server, under the official client and as a process
 
 
-@needs_mcp
 async def test_the_official_client_queries_the_lake(lake: Path, tmp_path: Path) -> None:
     """The client finds the tools, gets answers and errors, and nothing is written."""
-    from mcp import Client, StdioServerParameters, stdio_client  # noqa: PLC0415 - optional
+    from mcp import Client, StdioServerParameters, stdio_client  # noqa: PLC0415 - a second of imports
 
     before = fingerprint(lake)
     arguments = ["-m", "pipeline", "mcp", "--lake", str(lake), "--timeout", "120", "--max-rows", "2"]
@@ -225,7 +214,6 @@ def _query_calls(*queries: str) -> bytes:
     return "".join(f"{json.dumps({'jsonrpc': '2.0', **message})}\n" for message in messages).encode()
 
 
-@needs_mcp
 @pytest.mark.parametrize(
     "ending", ["end of input", *(pytest.param(number, marks=pytest.mark.soak) for number in (SIGTERM, SIGINT))]
 )

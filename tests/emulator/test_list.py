@@ -101,6 +101,7 @@ async def test_pages_are_disjoint_and_together_whole() -> None:
         pages = [await ask.files(("page", str(number))) for number in (1, 2, 3, 4)]
         assert [len(page.data) for page in pages] == [50, 50, 20, 0]
         assert len(_ids([row for page in pages for row in page.data])) == 120
+        assert [page.json()["next_page_url"] is None for page in pages] == [False, False, True, True]
         body = pages[1].json()
         assert (body["current_page"], body["last_page"], body["per_page"], body["total"]) == (2, 3, "50", 120)
         assert (body["from"], body["to"]) == (51, 100)

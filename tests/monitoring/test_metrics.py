@@ -191,32 +191,33 @@ def test_the_file_remembers_the_last_run_of_each_command(tmp_path: Path) -> None
 async def test_a_sync_by_cron_writes_them(tmp_path: Path) -> None:
     """Every sync writes the file, one that fails as well, and counts go on from process to process."""
     lake, path = tmp_path / "lake", tmp_path / "scanlake.prom"
+    labels = {"lake": str(lake)}
     given = {"SCANLAKE_METRICS_FILE": str(path), "SCANLAKE_LAKE": str(lake), **set_run_constants(max_attempts=1)}
     async with Emulator(40, seed=5) as emulator:
         before = time.time()
         code, _, _ = await scanlake(emulator, "sync", "--quiet", **given)
         assert code == 0
-        first = parsed(path.read_text(encoding="utf-8"))
+        first = Written(path, labels)
         emulator.set_faults(outage=True)
         emulator.world.create(3)
         code, _, err = await scanlake(emulator, "sync", "--quiet", **given)
         assert code == 1, err
-    second = parsed(path.read_text(encoding="utf-8"))
-    assert {dict(labels)["lake"] for _, labels in second} == {str(lake)}
-
-    def value(found: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str, **labels: str) -> float:
-        return found[f"scanlake_{name}", frozenset({("lake", str(lake)), *labels.items()})]
-
-    assert value(first, "files") == value(second, "files") == value(second, "files_fetched_total") == 40
-    assert value(first, "requests_total", kind="detail") == 40
-    assert value(first, "runs_total", exit_code="0") == value(second, "runs_total", exit_code="1") == 1
-    assert (value(first, "consecutive_failures"), value(second, "consecutive_failures")) == (0, 1)
-    assert before - 60 < value(first, "watermark_timestamp_seconds") < time.time()
-    success, last = (value(second, f"last_{name}_timestamp_seconds", command="sync") for name in ("success", "run"))
+    second = Written(path, labels)
+    assert {dict(found)["lake"] for _, found in second.found} == {str(lake)}
+    assert [*first.values("files"), *second.values("files", "files_fetched_total")] == [40] * 3
+    assert first.value("requests_total", kind="detail") == 40
+    assert first.value("runs_total", exit_code="0") == second.value("runs_total", exit_code="1") == 1
+    assert [*first.values("consecutive_failures"), *second.values("consecutive_failures")] == [0, 1]
+    watermark, size = first.values("watermark_timestamp_seconds", "lake_size_bytes")
+    success, last = (second.value(f"last_{name}_timestamp_seconds", command="sync") for name in ("success", "run"))
+    assert watermark
+    assert size
+    assert success
+    assert last
+    assert before - 60 < watermark < time.time()
     assert before < success < last
     files = {each.stat().st_ino: each.stat().st_size for each in lake.rglob("*") if each.is_file()}
-    here = sum(files.values())
-    assert abs(value(first, "lake_size_bytes") - here) < 0.3 * here
+    assert abs(size - sum(files.values())) < 0.3 * sum(files.values())
 
 
 async def test_a_place_that_takes_no_file_ends_no_sync(tmp_path: Path) -> None:
