@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
 from typer.exceptions import TyperException
-from typer.main import get_command
 
-from pipeline.cli.app import COMMANDS, app
+from pipeline.cli.app import COMMANDS
 from pipeline.cli.context import CommandContext
 from pipeline.cli.options import GlobalOptions, Location
 from pipeline.errors import SettingsError
@@ -26,6 +25,7 @@ from pipeline.settings.layers import load
 from pipeline.settings.locations import encode_path, parse_folder, parse_location, parse_path, parse_store_url
 from pipeline.settings.settings import PATH_SETTINGS, SECRET_SETTINGS, SETTINGS
 from tests.rows import every
+from tools.docs.generate import load_commands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,10 +119,7 @@ class Parameter(NamedTuple):
 
 def _list_parameters() -> Iterator[Parameter]:
     """Yield the parameters of every command, with the global options."""
-    group: Any = get_command(app)
-    with group.make_context("scanlake", ["status"], resilient_parsing=True) as click_context:
-        commands = {name: group.resolve_command(click_context, name.split())[1].params for name in COMMANDS}
-    for command, params in commands.items():
+    for command, params in ((name, command.params) for name, command in load_commands().items()):
         complete = command.split()
         for param in (param for param in params if param.required):
             complete += ["1"] if param.param_type_name == "argument" else [param.opts[0], "1"]

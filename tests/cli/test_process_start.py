@@ -36,17 +36,22 @@ sys.meta_path.insert(0, Finder())
 """
 
 
+def start_importing(folder: Path, module: str, *command: str, **environment: str) -> subprocess.Popen[str]:
+    """Start Python with a command, and return when it imports the module, at which it waits."""
+    (folder / "sitecustomize.py").write_text(_WAIT_AT_IMPORT)
+    variables = {**unmeasured(), "PYTHONPATH": f"{folder}:{ROOT}", "WAIT_AT": module, **environment}
+    process = subprocess.Popen([sys.executable, *command], env=variables, text=True, stdout=-1, stderr=-1, cwd=folder)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "there\n"
+    return process
+
+
 @pytest.mark.parametrize(
     ("module", "number"), [("pipeline.cli.app", signal.SIGINT), ("pipeline.cli.commands.sync", signal.SIGTERM)]
 )
 def test_a_signal_during_the_imports(tmp_path: Path, module: str, number: int) -> None:
     """SIGTERM and Ctrl-C end the command with 130 and one line, whatever is imported, and whatever that catches."""
-    (tmp_path / "sitecustomize.py").write_text(_WAIT_AT_IMPORT)
-    environment = {**unmeasured(), "PYTHONPATH": f"{tmp_path}:{ROOT}", "WAIT_AT": module, "SCANLAKE_LAKE": "lake"}
-    command = [sys.executable, "-m", "pipeline", "sync"]
-    with subprocess.Popen(command, env=environment, text=True, stdout=-1, stderr=-1, cwd=tmp_path) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "there\n"
+    with start_importing(tmp_path, module, "-m", "pipeline", "sync", SCANLAKE_LAKE="lake") as process:
         process.send_signal(number)
         _, message = process.communicate(timeout=60)
     assert process.returncode == 130, message
@@ -56,15 +61,11 @@ def test_a_signal_during_the_imports(tmp_path: Path, module: str, number: int) -
 
 def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     """A signal that the caller ignores, as a shell does for a background command, does not end the command."""
-    (tmp_path / "sitecustomize.py").write_text(_WAIT_AT_IMPORT)
-    environment = {**unmeasured(), "PYTHONPATH": f"{tmp_path}:{ROOT}", "WAIT_AT": "typer", "SECONDS": "0.5"}
     ignore = "import os, signal, sys; signal.signal(2, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
-    command = [sys.executable, "-c", ignore, sys.executable, "-m", "pipeline", "--version"]
-    with subprocess.Popen(command, env=environment, text=True, stdout=-1, cwd=tmp_path) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "there\n"
+    command = ("-c", ignore, sys.executable, "-m", "pipeline", "--version")
+    with start_importing(tmp_path, "typer", *command, SECONDS="0.5") as process:
         process.send_signal(signal.SIGINT)
-        assert process.stdout.read().startswith("scanlake ")
+        assert process.communicate(timeout=60)[0].startswith("scanlake ")
     assert process.returncode == 0
 
 

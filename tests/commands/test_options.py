@@ -14,6 +14,7 @@ from pipeline.emulator import Emulator
 from pipeline.emulator.options import ImageOptions
 from tests.commands.cli_process import called
 from tests.rows import every
+from tools.docs.generate import load_commands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,17 +34,12 @@ OWN_ALL: Final = frozenset({"query"})
 """Commands that serve all sources in one process: tests/commands/test_sources.py has their children."""
 
 
-def _click_command(name: str) -> Any:
-    root: Any = get_command(cli.app)
-    return root.resolve_command(root.make_context(cli.NAME, ["init"], resilient_parsing=True), name.split())[1]
-
-
 def _list_cases() -> Iterator[tuple[str, Any, list[str]]]:
     """Yield each own option of the commands that have --all, and the command's required arguments."""
     root: Any = get_command(cli.app)
     shared = {parameter.name for parameter in root.params} | {"help"}
     for name in cli.COMMANDS.keys() - OWN_ALL:
-        parameters = _click_command(name).params
+        parameters = load_commands()[name].params
         own = [each for each in parameters if each.param_type_name == "option" and each.name not in shared]
         arguments = ["folder" for each in parameters if each.param_type_name == "argument" and each.required]
         if any("--all" in option.opts for option in own):

@@ -20,6 +20,7 @@ from pipeline.sync.metrics import METRICS
 from schemas.tables import TABLES
 from tools.docs import documents
 from tools.docs.documents import DOCUMENTS, OPERATIONS, ROOT, calls
+from tools.docs.generate import load_commands
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,13 +28,6 @@ if TYPE_CHECKING:
 
 _TEST: Final = re.compile(r"`(\w+): (test_\w+)`")
 _FLAG: Final = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
-
-
-@cache
-def _command(name: str) -> Any:
-    root: Any = get_command(cli.app)
-    context = root.make_context(cli.NAME, [name], resilient_parsing=True)
-    return root.resolve_command(context, [name])[1]
 
 
 def _command_name(words: list[str]) -> str | None:
@@ -50,7 +44,7 @@ def _flags(command: Any) -> set[str]:
 @cache
 def _all_flags() -> frozenset[str]:
     root = _flags(get_command(cli.app))
-    return frozenset(root.union(*(_flags(_command(name)) for name in cli.COMMANDS)))
+    return frozenset(root.union(*(_flags(load_commands()[name]) for name in cli.COMMANDS)))
 
 
 @cache
@@ -74,7 +68,7 @@ def _find_refusal(call: list[str]) -> str | None:
     try:
         outer = root.make_context(cli.NAME, [*call[:index], *words])
         with suppress(Leaving):  # an option that prints something and exits
-            _command(name).make_context(name, call[index + len(words) :], parent=outer)
+            load_commands()[name].make_context(name, call[index + len(words) :], parent=outer)
     except TyperException as error:
         return str(error)
     return None
@@ -96,7 +90,7 @@ def _find_bad_command(text: str) -> bool:
         return True
     if words[0] in {"pip", "duckdb", "sha256sum", "umask", "make", "mkdocs", "ssh-keygen", "git", ".venv/bin/python"}:
         return False
-    allowed = _flags(_command(command)) if command and len(words) > 1 else _all_flags()
+    allowed = _flags(load_commands()[command]) if command and len(words) > 1 else _all_flags()
     return not set(_FLAG.findall(text.partition('"')[0])) <= allowed
 
 

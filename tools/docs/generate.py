@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -59,10 +60,17 @@ def _default_text(setting: Setting) -> str:
 # docs/cli.md: commands
 
 
-def _commands() -> str:
+@cache
+def load_commands() -> dict[str, Any]:
+    """Return every command by its name, as the library of the command line has it."""
     root: Any = get_command(cli.app)
     context = root.make_context(cli.NAME, ["init"], resilient_parsing=True)
-    commands = {name: root.resolve_command(context, [name])[1] for name in cli.COMMANDS}
+    return {name: root.resolve_command(context, [name])[1] for name in cli.COMMANDS}
+
+
+def _commands() -> str:
+    root: Any = get_command(cli.app)
+    commands = load_commands()
     global_options = [option for option in root.params if option.name not in {"version", *_HELP}]
     names = {option.name for option in global_options}
     lines = ["| command | purpose |", "|---|---|"]
