@@ -194,8 +194,9 @@ def test_a_mistaken_token_is_refused_unseen(monkeypatch: pytest.MonkeyPatch) -> 
         assert "abc" not in f"{caught.value.message} {caught.value.hint} {settings!r}"
     assert "SCANLAKE_TOKEN" in caught.value.hint
     assert "token_file" in caught.value.hint
-    with pytest.raises(SettingsError, match="a token cannot have"):  # no variable can hold it, but a file
-        validate_token("abc\0", "token")
+    for token, says in (("", "token is empty"), ("abc\0", "token holds characters that a token cannot have")):
+        with pytest.raises(SettingsError, match=says):  # no variable can hold them, but a file
+            validate_token(token, "token")
 
 
 def test_the_token_file_is_read(canary: str, monkeypatch: pytest.MonkeyPatch) -> None:
