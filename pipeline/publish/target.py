@@ -306,7 +306,7 @@ def delete_own_objects(
     own = [item.path for item, is_mine in zip(items, are_own, strict=True) if is_mine]
     store.delete(own)
     if others := [item.path for item, is_mine in zip(items, are_own, strict=True) if not is_mine]:
-        log.warning("objects.left", target=store.base_url, objects=len(others), first=others[0])
+        log.warning("objects.left", target=store.base_url, objects=len(others), first=min(others))
     return len(own)
 
 
