@@ -194,7 +194,10 @@ def check_query(lake: duckdb.DuckDBPyConnection, query: str) -> None:
     if kind != duckdb.StatementType.SELECT:
         raise _ForbiddenError(kind.name)
     ((tree,),) = lake.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
-    pending = [json.loads(tree)]
+    described = json.loads(tree)
+    if described.get("error"):  # what cannot be looked at is not run
+        raise _ForbiddenError("a statement without a syntax tree")
+    pending = [described]
     while pending:  # DuckDB writes each node of the syntax tree as an object with a type
         node = pending.pop()
         if isinstance(node, list):

@@ -241,3 +241,19 @@ def test_no_depth_hides_a_function(outer: str, wraps: list[str], function: str) 
         function = wrap.format(function)
     with pytest.raises(SettingsError, match=REFUSED):
         check_query(_DATABASE, outer.format(function))
+
+
+def test_what_has_no_syntax_tree_is_refused() -> None:
+    """A query that DuckDB cannot describe is not run, whatever it is."""
+
+    class Mute:
+        """A connection that describes no query."""
+
+        def execute(self, *_: object) -> Mute:
+            return self
+
+        def fetchall(self) -> list[tuple[str]]:
+            return [('{"error": true, "error_type": "not implemented"}',)]
+
+    with pytest.raises(SettingsError, match="without a syntax tree"):
+        check_query(Mute(), "SELECT 1")  # type: ignore[arg-type]
