@@ -6,16 +6,25 @@ import json
 import os
 from contextlib import ExitStack
 from threading import Timer
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from msgspec.structs import replace
 
 from pipeline.errors import StorageError
 from pipeline.lake.lake import Lake
+from pipeline.lake.ledger import readonly
 from pipeline.lake.ledger.queries import RunRecord
+from pipeline.lake.ledger.readonly import read_live_state
 from pipeline.lake.storage.atomic_files import lock_file
-from pipeline.lake.storage.layout import LakeLayout, describe_lock_owner, has_writer, lock_lake, lock_lake_for_reading
+from pipeline.lake.storage.layout import (
+    LakeLayout,
+    describe_lock_owner,
+    has_writer,
+    has_writer_since,
+    lock_lake,
+    lock_lake_for_reading,
+)
 from schemas.timestamps import now_us
 from tests.lake.lake_builder import AT
 from tests.lake.operations import told
@@ -54,6 +63,25 @@ def test_a_run_without_a_process_is_not_running(lake: Path) -> None:
         assert describe_lock_owner(LakeLayout(lake)) == "a run that has just started"
     (lake / "LOCK").write_text(json.dumps({**note, "host": "elsewhere"}))
     assert read_state(lake)[0] == "running"  # another machine's lock cannot be seen from here
+
+
+def test_a_run_that_ends_during_the_look_was_not_killed(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is recorded as done between a look at its row and one at its lock is not called killed."""
+    run = replace(RUN, started_at=now_us())
+    with ExitStack() as sync:
+        held = sync.enter_context(Lake(lake, doing="sync"))
+        held.ledger.begin_run(run)
+
+        def end_run_first(*arguments: Any) -> bool:
+            monkeypatch.undo()
+            held.ledger.update_run(run.run_id, state="done", ended_at=now_us())
+            sync.close()
+            return has_writer_since(*arguments)
+
+        monkeypatch.setattr(readonly, "has_writer_since", end_run_first)
+        state = read_live_state(lake, runs=1)
+    assert state is not None
+    assert state.runs[0].state == "done"
 
 
 def test_no_second_run_while_one_writes(lake: Path, tmp_path: Path) -> None:

@@ -92,7 +92,9 @@ def load_live_state(lake: Path, *, runs: int) -> LiveState | None:
         return None
     file = _measure_catalog(layout)
     with open_ledger_readonly(layout) as ledger:
-        records = ledger.recent_runs(max(runs, _MIN_RUNS))
+        records = ledger.recent_runs(count := max(runs, _MIN_RUNS))
+        if records and _has_lost_process(layout, records[0]):
+            records = ledger.recent_runs(count)  # it may have ended in between, and was not killed
         properties, files = ledger.properties, ledger.count_files()
         unstable, has_gaps = ledger.count_unstable_files(), len(ledger.coverage()) > 1
         was_verified, has_snapshots = ledger.last_verification() is not None, ledger.last_snapshot() is not None
@@ -115,8 +117,12 @@ def _measure_catalog(layout: LakeLayout) -> list[int] | None:
     return None
 
 
+def _has_lost_process(layout: LakeLayout, run: RunRecord) -> bool:
+    return run.state == "running" and not has_writer_since(layout, run.started_at)
+
+
 def _mark_interrupted(layout: LakeLayout, index: int, run: RunRecord) -> RunRecord:
     """Return a run without a process as interrupted: it was killed, or a full disk let it record no end."""
-    if run.state != "running" or (index == 0 and has_writer_since(layout, run.started_at)):
+    if run.state != "running" or (index == 0 and not _has_lost_process(layout, run)):
         return run
     return replace(run, state="interrupted", error=run.error or KILLED)

@@ -70,7 +70,8 @@ class LakeLayout(Struct, frozen=True):
             for path in self.spill_dir.iterdir():
                 if is_temp_file(path):
                     shutil.rmtree(path, ignore_errors=True)
-                    path.unlink(missing_ok=True)
+                    with suppress(OSError):  # such as a folder that could not be deleted
+                        path.unlink(missing_ok=True)
             self.spill_dir.rmdir()
 
     def table_dir(self, table: str) -> Path:
@@ -208,10 +209,14 @@ def describe_lock_owner(layout: LakeLayout) -> str:
 
 
 def has_lock_note(layout: LakeLayout) -> bool:
-    """Return whether the lock is a file of scanlake: the note of a run, or empty, as a killed run left it."""
+    """Return whether the lock is a file of scanlake: the note of a run, or empty, as a killed run left it.
+
+    One that this user cannot read may be held by a run of another user: to lock it fails with that reason.
+    """
     if layout.lock.is_symlink() or not layout.lock.is_file():
         return False
-    return not layout.lock.stat().st_size or _read_lock_note(layout) is not None
+    is_readable = os.access(layout.lock, os.R_OK)
+    return not is_readable or not layout.lock.stat().st_size or _read_lock_note(layout) is not None
 
 
 def has_writer_since(layout: LakeLayout, started_at: int) -> bool:
