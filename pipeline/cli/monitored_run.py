@@ -13,6 +13,7 @@ from pipeline.cli.followers import FOLLOWER
 from pipeline.errors import ExitCode, to_scanlake_error
 from pipeline.output.redaction import to_one_line
 from pipeline.processes.event_loop import run_async
+from pipeline.processes.signals import take_stop_request
 from pipeline.sync.after_run import report_run
 from pipeline.sync.metrics import require_metrics_file
 from pipeline.sync.run_result import SYNC, RunResult
@@ -51,4 +52,5 @@ def report_end(settings: Settings, result: RunResult) -> None:
     result.seconds = max(0.0, (datetime.now(UTC) - result.started_at).total_seconds())
     is_typed = sys.stdin.isatty() and (result.code == ExitCode.USAGE or result.command != SYNC)
     if not (is_typed and result.has_failed):
+        take_stop_request()  # one that has ended the run does not end its report
         run_async(report_run(settings, result))

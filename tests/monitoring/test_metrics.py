@@ -11,13 +11,16 @@ import subprocess
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from pipeline.cli.context import CommandContext
+from pipeline.cli.monitored_run import run_monitored
 from pipeline.emulator import Emulator
+from pipeline.processes.signals import interrupt_command, take_stop_request
 from pipeline.settings.settings import Settings
 from pipeline.sync.after_run import report_run
 from pipeline.sync.metrics import METRICS, write_metrics
@@ -270,3 +273,17 @@ def test_rules_and_dashboard_name_metrics_that_exist() -> None:
     variables = dashboard["templating"]["list"]
     assert {name for each in variables for name in re.findall(r"scanlake_\w+", json.dumps(each))} <= known
     assert set(re.findall(r"\$\{?(\w+)", json.dumps(dashboard))) - {"__all"} == {each["name"] for each in variables}
+
+
+def test_a_stop_outside_a_loop_is_reported(tmp_path: Path) -> None:
+    """A command that is stopped in a step that waits for nothing, such as a copy, still writes its metrics."""
+
+    def stopped(_: CommandContext) -> NoReturn:
+        interrupt_command()
+
+    metrics = tmp_path / "metrics.prom"
+    context = CommandContext(lake=tmp_path / "lake", set_values=[f"metrics_file={metrics}"])
+    with pytest.raises(KeyboardInterrupt):
+        run_monitored(context, "backup", stopped)
+    assert "scanlake_last_run_exit_code" in metrics.read_text()
+    assert not take_stop_request()
