@@ -48,7 +48,8 @@ async def run_command(
     """
     async with start_command(argv, on_line=on_line, variables=variables) as child:
         child.stdin.close()
-        end = asyncio.gather(_read_tail(child.stdout), child.last_line, child.process.wait())
+        reading = asyncio.create_task(_read_tail(child.stdout))
+        end = asyncio.gather(reading, child.last_line, child.process.wait())
         try:
             output, last_line, code = await asyncio.shield(end)
         except asyncio.CancelledError:
@@ -58,6 +59,9 @@ async def run_command(
             child.kill()
             await end
             raise
+        finally:  # one reader at a time: the end of the block reads the rest
+            reading.cancel()
+            await asyncio.wait({reading})
     return ChildResult(code, output, last_line)
 
 

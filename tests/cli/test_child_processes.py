@@ -20,7 +20,7 @@ from pipeline.cli.sources import environment_of_source
 from pipeline.emulator import Emulator, ImageOptions
 from pipeline.errors import ExitCode, RunInterrupted
 from pipeline.lake.lake import Lake
-from pipeline.processes.children import create_child_error, run_for_object, start_command
+from pipeline.processes.children import create_child_error, run_command, run_for_object, start_command
 from pipeline.processes.event_loop import run_async
 from pipeline.processes.worker import WorkerProcess
 from tests.conftest import CANARY
@@ -144,3 +144,13 @@ def test_a_stop_on_request_says_what_the_next_run_does() -> None:
     with pytest.raises(RunInterrupted) as caught:
         run_async(stopped())
     assert caught.value.hint == "Run the same command again to continue."
+
+
+def test_an_error_of_who_reads_the_lines_is_raised() -> None:
+    """The error of a reader of a child's lines is not hidden by one about the pipe that is still read."""
+
+    def fail(line: str) -> None:
+        raise ArithmeticError(line)
+
+    with pytest.raises(ArithmeticError):
+        asyncio.run(run_command(["no-such-command"], on_line=fail))
