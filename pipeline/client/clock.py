@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _MAX_SAMPLES: Final = 31
 _MAX_DATE_CHARS: Final = 64
+_LIMIT_POLICY: Final = re.compile(r',\s*(?=")')  # before the quoted name of the next one
 _LIMIT_PARAMETER: Final = re.compile(r"\b(remaining|reset|r|t)\s*=\s*(\d+)")
 _NUMBER: Final = re.compile(r"[0-9]{1,12}")
 _MIN_EPOCH: Final = 1e9  # a larger reset is an instant, not a number of seconds
@@ -59,17 +60,19 @@ def parse_stated_pause(header: Callable[[str], str | None]) -> float | None:
     IETF drafts up to 7 have `RateLimit-Remaining` and `RateLimit: limit=9, remaining=0, reset=5`, later ones
     `RateLimit: "name";r=0;t=5`; `X-RateLimit-Reset` is in seconds, or an instant in seconds since 1970.
     """
+    pauses: list[float] = []
     for prefix in ("RateLimit", "X-RateLimit"):
-        values = dict(_LIMIT_PARAMETER.findall(header(prefix) or ""))
-        remaining = values.get("remaining", values.get("r", header(f"{prefix}-Remaining"))) or ""
-        reset = values.get("reset", values.get("t", header(f"{prefix}-Reset"))) or ""
-        if _NUMBER.fullmatch(remaining) and not int(remaining) and _NUMBER.fullmatch(reset):
-            seconds = float(reset)
-            if seconds > _MIN_EPOCH:
-                now = parse_http_date(header("Date"))
-                seconds -= (int(time.time() * SECOND) if now is None else now) / SECOND
-            return max(0.0, seconds)
-    return None
+        for policy in _LIMIT_POLICY.split(header(prefix) or ""):
+            values = dict(_LIMIT_PARAMETER.findall(policy))
+            remaining = values.get("remaining", values.get("r", header(f"{prefix}-Remaining"))) or ""
+            reset = values.get("reset", values.get("t", header(f"{prefix}-Reset"))) or ""
+            if _NUMBER.fullmatch(remaining) and not int(remaining) and _NUMBER.fullmatch(reset):
+                seconds = float(reset)
+                if seconds > _MIN_EPOCH:
+                    now = parse_http_date(header("Date"))
+                    seconds -= (int(time.time() * SECOND) if now is None else now) / SECOND
+                pauses.append(max(0.0, seconds))
+    return max(pauses, default=None)
 
 
 class ServiceClock:

@@ -80,6 +80,7 @@ class Belief(Struct, frozen=True):
                 total += weight * (rate / (1 + pause * (pace - rate)) - _REFUSAL_COST * (pace - rate))
             return total + left * pace
 
+        pace = min(max(pace, RATES[0]), RATES[-1])
         return max((pace * factor for factor in _PACES if RATES[0] <= pace * factor <= RATES[-1]), key=utility)
 
     @property

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.client.limit_belief import RATES, Belief
 from pipeline.client.limit_search import LimitSearch
 from tests.client.limit_models import (
     Model,
@@ -235,3 +236,9 @@ def test_the_ceilings_hold(most: int) -> None:
     run = Run(free(0.1), 20.0, search=LimitSearch(0.0, max_window=most, max_rate=50.0))
     assert max(run.windows) <= most
     assert run.answered <= 50 * 20 + 5
+
+
+@every("pace", [0.001, 0.04, 40_000.0])
+def test_a_pace_beyond_the_belief_has_a_next_one(pace: float) -> None:
+    """A ceiling below the lowest rate of the belief, or answers beyond the highest, end no run."""
+    assert RATES[0] <= Belief().best_pace(pace, 1.0) <= RATES[-1]

@@ -18,6 +18,7 @@ from pipeline.client.calls import (
     TimeSource,
 )
 from pipeline.client.client import Client
+from pipeline.client.clock import parse_stated_pause
 from pipeline.client.errors import AttemptError, RequestRejectedError, ThrottledError
 from pipeline.client.rate_limiter import RateLimiter
 from pipeline.emulator import Emulator
@@ -178,3 +179,21 @@ async def test_a_stall_costs_seconds_not_the_time_limit() -> None:
         before = asyncio.get_running_loop().time()
         assert (await client.list_files(FileQuery(limit=1))).items
         assert asyncio.get_running_loop().time() - before < 10
+
+
+@every(
+    ("headers", "pause"),
+    [
+        ({"RateLimit": "limit=9, remaining=0, reset=5"}, 5.0),
+        ({"RateLimit": '"burst";r=0;t=7'}, 7.0),
+        ({"RateLimit": '"day";r=0;t=3600, "burst";r=9;t=1'}, 3600.0),
+        ({"RateLimit": '"day";r=5;t=3600, "burst";r=0;t=1'}, 1.0),
+        ({"RateLimit-Remaining": "0", "RateLimit-Reset": "3"}, 3.0),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1000000"}, 1e6),
+        ({"X-RateLimit-Remaining": "4", "X-RateLimit-Reset": "9"}, None),
+        ({}, None),
+    ],
+)
+def test_a_pause_is_read_from_headers(headers: dict[str, str], pause: float | None) -> None:
+    """If any policy has nothing left, its reset is the pause, in each form that services have."""
+    assert parse_stated_pause(headers.get) == pause
