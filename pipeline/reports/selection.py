@@ -13,7 +13,7 @@ from pipeline.errors import SettingsError
 from pipeline.lake.ledger.request_log import ReportBatch, ReportJobFile
 from pipeline.output.handover import to_safe_part
 from pipeline.query.reader import fetch_dicts
-from pipeline.query.sandbox import check_query, translate_query_errors
+from pipeline.query.sandbox import check_query, strip_trailing_semicolon, translate_query_errors
 from pipeline.reports.models import CatalogState
 from schemas.requests import MAX_REPORT_FILES
 
@@ -120,7 +120,7 @@ def _selection_sql(lake: duckdb.DuckDBPyConnection, selection: Selection) -> str
             check_query(lake, query)
             return query
         case "sql":
-            query = selection.sql.strip().rstrip(";")
+            query = strip_trailing_semicolon(selection.sql.strip())
             check_query(lake, query)
             column = f'CAST("{_find_id_column(lake, query)}" AS BIGINT)'
             return f"SELECT {column} AS file_id, NULL::VARCHAR AS reference FROM ({query}\n)"

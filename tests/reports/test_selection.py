@@ -82,6 +82,13 @@ def test_invalid_selections(kind: str, options: dict[str, str], says: str, liste
         select(listed_lake, kind, **options)
 
 
+def test_a_comment_may_follow_the_semicolon(listed_lake: Path) -> None:
+    """The last semicolon of --sql goes, whatever comment follows it."""
+    assert select(listed_lake, "sql", sql="SELECT file_id FROM files; -- all") == select(
+        listed_lake, "sql", sql="SELECT file_id FROM files"
+    )
+
+
 def test_unknown_files_come_last_with_a_reason(listed_lake: Path) -> None:
     """Unknown ids and references are part of the selection; a reference selects every file that has it."""
     references = Emulator(FILES, seed=SEED).world.by_reference
