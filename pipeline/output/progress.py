@@ -28,7 +28,7 @@ _LIMIT_LABELS: Final = {
     "calls in flight": "the service's limit of concurrent requests",
     "refusals": "refusals at random",
     "latency": "the service's latency",
-    "ceiling": "max_concurrency",
+    "ceiling": "a ceiling of the settings",
 }
 """What limits the rate: the processor or the rate limiter's reasons, and the words on the screen."""
 

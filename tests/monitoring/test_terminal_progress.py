@@ -107,7 +107,7 @@ async def test_a_person_sees_how_far_it_is(terminal: Terminal, tmp_path: Path) -
     text = terminal.text
     assert re.search(r"\d+%, \d+s left, \d+ files/s", text)
     assert re.search(r"\d+ listed, \d+ fetched, (3 retries, )?\d+/\d+ windows", text)
-    assert re.search(r"8 concurrent, max_concurrency", text)
+    assert re.search(r"8 concurrent, a ceiling of the settings", text)
     assert re.search(r"\d+s elapsed, \d+ to go", text)
     assert not re.search(r"run\.|snapshot\.|request\.", text)
     assert 40 < terminal.widest() <= 100
