@@ -10,10 +10,14 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# All figures below were found by the models of tests/client/limit_models.py on a virtual clock; tests/bench tells which
+# others were tried.
 _STEP: Final = 1.06  # of one rate of the belief to the next
 RATES: Final = tuple(0.1 * _STEP**index for index in range(200))  # requests per second, up to 10,000
 _SHARES: Final = {0.002: 0.7, 0.015: 0.1, 0.05: 0.09, 0.12: 0.06, 0.2: 0.03, 0.35: 0.02}
 """Shares of calls that a service refuses at random, and how probable each is before anything is known."""
+# For each share, and each number of steps by which the pace is above the allowed rate: the logarithm of the probability
+# that a call is answered, or refused. What is beyond the rate is refused, and of the rest what is refused at random.
 _LOG_ANSWERED: Final = [[math.log((1 - share) / _STEP**above) for above in range(len(RATES))] for share in _SHARES]
 _LOG_REFUSED: Final = [[math.log(1 - (1 - share) / _STEP**above) for above in range(len(RATES))] for share in _SHARES]
 _PRIOR: Final = tuple([share / len(RATES)] * len(RATES) for share in _SHARES.values())
@@ -41,18 +45,11 @@ class Belief(Struct, frozen=True):
 
         `pause` is the seconds that a refusal costs: the more calls these are, the more seldom the belief spreads.
         """
-        first = min(len(RATES) - 1, max(0, round(math.log(max(pace, RATES[0]) / RATES[0]) / math.log(_STEP))))
-        good, bad = answered * _WEIGHTS[refused > 0], refused * _WEIGHTS[1]
-        logs = [
-            [good * yes + bad * no for yes, no in zip(row_yes[: first + 1], row_no, strict=False)]
-            for row_yes, row_no in zip(_LOG_ANSWERED, _LOG_REFUSED, strict=True)
+        likelihoods = _likelihoods(pace, answered * _WEIGHTS[refused > 0], refused * _WEIGHTS[1])
+        weights = [
+            [weight * likelihood for weight, likelihood in zip(row, of_share, strict=True)]
+            for row, of_share in zip(self.weights, likelihoods, strict=True)
         ]
-        largest = max(map(max, logs))
-        weights = []
-        for row, log_likelihoods in zip(self.weights, logs, strict=True):
-            likelihoods = [math.exp(value - largest) for value in reversed(log_likelihoods)]
-            likelihoods += [likelihoods[-1]] * (len(RATES) - len(likelihoods))
-            weights.append([weight * value for weight, value in zip(row, likelihoods, strict=True)])
         expected = self.random_share * (answered + refused)
         excess = max(0.0, refused - expected - _USUAL * math.sqrt(expected))
         calm = (self.calm_epochs + (excess == 0)) * _RESTLESS**excess
@@ -87,6 +84,20 @@ class Belief(Struct, frozen=True):
     def random_share(self) -> float:
         """The share of calls that is refused at random."""
         return sum(share * sum(row) for share, row in zip(_SHARES, self.weights, strict=True))
+
+
+def _likelihoods(pace: float, answered: float, refused: float) -> list[list[float]]:
+    """Return how probable so many answers and refusals are at a pace, by share and rate, relative to the likeliest."""
+    pace_index = round(math.log(max(pace, RATES[0]) / RATES[0]) / math.log(_STEP))
+    steps = min(len(RATES) - 1, max(0, pace_index)) + 1
+    logs = [
+        [answered * yes + refused * no for yes, no in zip(of_answers[:steps], of_refusals[:steps], strict=True)]
+        for of_answers, of_refusals in zip(_LOG_ANSWERED, _LOG_REFUSED, strict=True)
+    ]
+    largest = max(map(max, logs))
+    # From the lowest rate, which is the most steps below the pace, up to the pace. All rates above it explain it alike.
+    rows = [[math.exp(value - largest) for value in reversed(row)] for row in logs]
+    return [row + row[-1:] * (len(RATES) - steps) for row in rows]
 
 
 def _spread(weights: Sequence[list[float]], up: float, down: float, steps: int = 1) -> tuple[list[float], ...]:
