@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from pipeline.cli.context import CommandContext
 from pipeline.cli.followers import publish_in_subprocess, run_maintenance
@@ -91,31 +91,51 @@ def run(
     require_base_url(settings)
     report_killed_sync(settings, context.source or "")
     token = context.token(settings)
-    progress = context.progress()
-    prints_summary = not (context.as_json or context.quiet)
     lake = Lake(settings.lake, doing="sync")
     if lake.is_new:  # a wrong address or token leaves no folder
         run_async(probe_service(settings, token, is_quick=False))
     with lake:
-        before = lake.ledger.last_snapshot(), lake.ledger.next_commit_seq()
-        summary = run_async(sync(lake, settings, token, time_range, progress, accept_new_base_url=accept_new_base_url))
-        delta = measure_delta(lake, summary.run_id, summary.files_stored, before, progress.last)
-        stats = LakeStats.read_from(lake)
-        if prints_summary:
-            is_partial = time_range.is_explicit and not time_range.full
-            sys.stdout.write(format_sync_summary(summary, delta, stats, is_partial=is_partial))
-        verification = None
-        if limit is None:  # a verify fetches all that the lake lacks
-            verification = run_async(verify_if_due(lake, settings, token, summary, progress))
-        stats = stats if verification is None else LakeStats.read_from(lake)
+        outcome = _sync_and_verify(context, lake, settings, token, time_range, accept_new_base_url=accept_new_base_url)
         compact_if_due(lake, settings)
     remember_mount(settings.lake)
-    followers = _run_followers(context, settings)
-    outcome = SyncOutcome(**asdict(summary), delta=delta, lake=stats, verify=verification, **followers)
-    text = _format_verify(settings, verification, prints_summary=prints_summary)
-    is_consistent = not isinstance(verification, VerifyResult) or verification.consistent
-    code = ExitCode.OK if is_consistent and not (summary.rejects or summary.unproven) else ExitCode.REJECTS
-    return context.print_result(outcome, text, code)
+    outcome = replace(outcome, **_run_followers(context, settings))
+    text = _format_verify(settings, outcome.verify, prints_summary=_prints_summary(context))
+    return context.print_result(outcome, text, _choose_exit_code(outcome))
+
+
+def _sync_and_verify(
+    context: CommandContext,
+    lake: Lake,
+    settings: Settings,
+    token: str,
+    time_range: TimeRange,
+    *,
+    accept_new_base_url: bool,
+) -> SyncOutcome:
+    """Sync, print the summary, and verify if that is due; a sync with a limit is not verified."""
+    progress = context.progress()
+    before = lake.ledger.last_snapshot(), lake.ledger.next_commit_seq()
+    summary = run_async(sync(lake, settings, token, time_range, progress, accept_new_base_url=accept_new_base_url))
+    delta = measure_delta(lake, summary.run_id, summary.files_stored, before, progress.last)
+    stats = LakeStats.read_from(lake)
+    if _prints_summary(context):
+        is_partial = time_range.is_explicit and not time_range.full
+        sys.stdout.write(format_sync_summary(summary, delta, stats, is_partial=is_partial))
+    verification = None
+    if time_range.newest is None:  # a verify fetches all that the lake lacks
+        verification = run_async(verify_if_due(lake, settings, token, summary, progress))
+    if verification is not None:
+        stats = LakeStats.read_from(lake)
+    return SyncOutcome(**asdict(summary), delta=delta, lake=stats, verify=verification)
+
+
+def _prints_summary(context: CommandContext) -> bool:
+    return not (context.as_json or context.quiet)
+
+
+def _choose_exit_code(outcome: SyncOutcome) -> ExitCode:
+    is_consistent = not isinstance(outcome.verify, VerifyResult) or outcome.verify.consistent
+    return ExitCode.OK if is_consistent and not (outcome.rejects or outcome.unproven) else ExitCode.REJECTS
 
 
 def _run_followers(context: CommandContext, settings: Settings) -> dict[str, Any]:
