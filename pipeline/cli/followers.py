@@ -5,8 +5,8 @@ from typing import Final
 
 from pipeline.cli.context import CommandContext
 from pipeline.errors import ExitCode
+from pipeline.lake.ledger.live_state import read_live_state
 from pipeline.lake.ledger.queries import PublishRecord
-from pipeline.lake.ledger.readonly import read_live_state
 from pipeline.output.logs import log
 from pipeline.processes.children import ChildResult, run_command, write_line
 from pipeline.processes.environment import environment_without_tokens

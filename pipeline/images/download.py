@@ -24,8 +24,8 @@ from pipeline.errors import RunInterrupted, ScanlakeError, ServiceUnavailableErr
 from pipeline.images.image_writer import ImageSummary, ImageWriter
 from pipeline.images.work_list import LINK_KEYS, WorkCounts, WorkList
 from pipeline.lake.ledger.images import ImageRecord, ImageState, last_image_change, read_totals
+from pipeline.lake.ledger.live_state import IMAGES_COMMAND
 from pipeline.lake.ledger.queries import RunRecord
-from pipeline.lake.ledger.readonly import IMAGES_COMMAND
 from pipeline.lake.storage.images import CompleteDownload, ImageKey, IncomingFile, remove_files
 from pipeline.output.formatting import pluralize
 from pipeline.output.logs import log

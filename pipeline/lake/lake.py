@@ -22,7 +22,8 @@ from pipeline.lake.ledger_rebuild import list_documents, rebuild_ledger
 from pipeline.lake.storage import parts
 from pipeline.lake.storage.atomic_files import fsync_dir
 from pipeline.lake.storage.foreign_entries import refuse_foreign_entries
-from pipeline.lake.storage.layout import LakeLayout, lock_lake, translate_os_errors
+from pipeline.lake.storage.lake_lock import lock_lake
+from pipeline.lake.storage.layout import LakeLayout, translate_os_errors
 from pipeline.lake.storage.parts import check_documents_exist
 from schemas.tables import SCHEMA_VERSION, TABLES
 

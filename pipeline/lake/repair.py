@@ -28,15 +28,8 @@ from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.storage import foreign_entries
 from pipeline.lake.storage.atomic_files import is_damaged_copy
 from pipeline.lake.storage.images import move_damaged
-from pipeline.lake.storage.layout import (
-    LakeLayout,
-    describe_lock_owner,
-    has_writer,
-    is_image_path,
-    list_snapshots,
-    lock_lake_for_reading,
-    translate_os_errors,
-)
+from pipeline.lake.storage.lake_lock import describe_lock_owner, has_writer, lock_lake_for_reading
+from pipeline.lake.storage.layout import LakeLayout, is_image_path, list_snapshots, translate_os_errors
 from pipeline.lake.storage.parts import RAW_TABLE
 from pipeline.output.findings import Finding, Severity, damage, error, from_error, ok, skipped, warning
 from pipeline.output.formatting import format_bytes, format_path, pluralize

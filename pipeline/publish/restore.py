@@ -20,7 +20,8 @@ from pipeline.lake.ledger.images import forget_missing_images, iter_paths
 from pipeline.lake.ledger.ledger import Ledger
 from pipeline.lake.rollback import clear_pause
 from pipeline.lake.storage.atomic_files import fsync_dir, is_temp_file, list_names, pin_folder, temp_name
-from pipeline.lake.storage.layout import LakeLayout, hold_lock, is_image_path, is_part_path, translate_os_errors
+from pipeline.lake.storage.lake_lock import hold_lock
+from pipeline.lake.storage.layout import LakeLayout, is_image_path, is_part_path, translate_os_errors
 from pipeline.output.findings import error, ok
 from pipeline.output.formatting import pluralize
 from pipeline.publish.image_objects import compare_images, download_images

@@ -20,7 +20,7 @@ from pipeline.lake.ledger.queries import LedgerQueries
 from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.ledger.targets import TargetState, read_targets
 from pipeline.lake.storage.atomic_files import sha256_file
-from pipeline.lake.storage.layout import lock_lake_for_reading
+from pipeline.lake.storage.lake_lock import lock_lake_for_reading
 from pipeline.output.findings import error, from_error, ok, warning
 from pipeline.output.formatting import pluralize
 from pipeline.publish.image_objects import compare_images

@@ -28,7 +28,8 @@ from pipeline.lake.storage.atomic_files import (
     rename_without_overwrite,
     temp_name,
 )
-from pipeline.lake.storage.layout import hold_lock, translate_os_errors
+from pipeline.lake.storage.lake_lock import hold_lock
+from pipeline.lake.storage.layout import translate_os_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

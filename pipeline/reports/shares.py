@@ -20,7 +20,7 @@ from pipeline.client.errors import OutcomeUnknownError, RequestRejectedError
 from pipeline.crawl.models import CrawlOptions, parse_reference
 from pipeline.errors import ScanlakeError, SettingsError
 from pipeline.lake.ledger.request_log import ShareRecord, ShareState
-from pipeline.lake.storage.layout import hold_lock
+from pipeline.lake.storage.lake_lock import hold_lock
 from pipeline.output.logs import log
 from pipeline.processes.event_loop import await_response
 from schemas.file_query import FileQuery

@@ -16,7 +16,8 @@ from yarl import URL
 
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.lake.catalog.duckdb import read_database
-from pipeline.lake.ledger.readonly import KILLED, open_ledger_readonly, read_live_state
+from pipeline.lake.ledger.live_state import KILLED, read_live_state
+from pipeline.lake.ledger.readonly import open_ledger_readonly
 from pipeline.lake.ledger.sizes import LakeSize, measure_lake
 from pipeline.lake.storage.layout import LakeLayout
 from pipeline.lake.storage.mounts import find_lost_mount, name_record, write_record

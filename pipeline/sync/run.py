@@ -37,7 +37,8 @@ from pipeline.sync.batch_sink import BatchSink
 from pipeline.sync.crawl_runner import CrawlRunner, crawl_options
 from pipeline.sync.differences import has_lost_too_many
 from pipeline.sync.service_checks import AccountCheck, find_texts_source
-from pipeline.sync.watermark import SETTLE_WITHOUT_DATE_SECONDS, repair_watermark, target_by_clock
+from pipeline.sync.watermark import SETTLE_WITHOUT_DATE_SECONDS
+from pipeline.sync.watermark_repair import repair_watermark, target_by_clock
 from pipeline.sync.worker_thread import WorkerThread
 from schemas.file_query import FileQuery
 from schemas.timestamps import SECOND, new_run_id, now_us

@@ -15,7 +15,7 @@ from pipeline.output.redaction import to_one_line
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipeline.lake.ledger.readonly import LiveState
+    from pipeline.lake.ledger.live_state import LiveState
 
 SYNC: Final = "sync"
 """The command whose runs are counted."""

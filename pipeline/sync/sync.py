@@ -12,7 +12,8 @@ from pipeline.crawl.windows import ALL_TIME, Window, uncovered_windows
 from pipeline.errors import TimeLimitReachedError
 from pipeline.sync.refetch import read_refetch_requests
 from pipeline.sync.run import open_run
-from pipeline.sync.watermark import add_read_windows, advance, correct_watermark, coverage_before_lookback
+from pipeline.sync.watermark import add_read_windows, advance, coverage_before_lookback
+from pipeline.sync.watermark_repair import correct_watermark
 from schemas.timestamps import SECOND, to_datetime
 
 if TYPE_CHECKING:

@@ -1,7 +1,4 @@
-"""The watermark: everything updated before it is in the lake. Times are whole seconds since 1970 UTC.
-
-What it is computed from is passed as numbers; the first functions read the clocks, and repair a ledger.
-"""
+"""The watermark: everything updated before it is in the lake. Times are whole seconds since 1970 UTC. Pure."""
 
 from __future__ import annotations
 
@@ -10,60 +7,17 @@ from typing import TYPE_CHECKING, Final
 from pipeline.client.clock import MAX_AHEAD_SECONDS
 from pipeline.crawl.models import SETTLE_SECONDS
 from pipeline.crawl.windows import add_span, contiguous_end, remove_span
-from pipeline.output.logs import log
-from schemas.timestamps import SECOND, format_instant, now_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pipeline.client.clock import ServiceClock
     from pipeline.crawl.models import ListedWindow
     from pipeline.crawl.windows import Coverage, Window
-    from pipeline.lake.ledger.ledger import Ledger
     from pipeline.lake.ledger.queries import LedgerQueries
     from pipeline.settings.settings import Settings
 
 SETTLE_WITHOUT_DATE_SECONDS: Final = 600
 """Settle time when the service sends no Date header: the local clock may be fast."""
-
-
-def target_by_clock(clock: ServiceClock, settings: Settings, *, at: float) -> int:
-    """Return the target watermark of a run that was fixed at a monotonic time, by all answers so far; in seconds."""
-    now, lookback = clock.at(at), int(settings.lookback_seconds)
-    return fix_target(None if now is None else now // SECOND, now_us() // SECOND, lookback_seconds=lookback)
-
-
-def repair_watermark(ledger: Ledger) -> None:
-    """Go back to a watermark that can be true if a wrong clock has put it, or any coverage, into the future."""
-    watermark, coverage, now = ledger.properties.watermark, ledger.coverage(), now_us() // SECOND
-    is_ahead = any(end is not None and end > now + MAX_AHEAD_SECONDS for _, end in coverage)
-    if watermark is None:
-        if is_ahead:
-            ledger.store_coverage((), lookback_due=False)
-        return
-    run = ledger.first_run_with_watermark(watermark * SECOND)
-    repaired = repair_target(watermark, now if run is None else run.started_at // SECOND)
-    if repaired is not None or is_ahead:
-        _move_back(ledger, watermark, watermark if repaired is None else repaired)
-
-
-def correct_watermark(ledger: Ledger, target: int) -> None:
-    """Go back to the target of a run if the watermark is after the service's time: an earlier `Date` was wrong."""
-    watermark = ledger.properties.watermark
-    if watermark is not None and watermark > target + SETTLE_SECONDS:
-        _move_back(ledger, watermark, target)
-
-
-def _move_back(ledger: Ledger, watermark: int, repaired: int) -> None:
-    if repaired != watermark:
-        log.warning(
-            "watermark.repaired",
-            watermark=format_instant(watermark * SECOND),
-            repaired=format_instant(repaired * SECOND),
-            hint="A wrong clock had put it into the future; what was updated since is read again.",
-        )
-    coverage = remove_span(ledger.coverage(), repaired, None)
-    ledger.store_coverage(coverage, watermark=repaired, lookback_due=True)
 
 
 def fix_target(service_now: int | None, local_now: int, *, lookback_seconds: int) -> int:
@@ -76,7 +30,7 @@ def fix_target(service_now: int | None, local_now: int, *, lookback_seconds: int
     return min(service_now, local_now + min(MAX_AHEAD_SECONDS, lookback_seconds // 2)) - SETTLE_SECONDS
 
 
-def repair_target(watermark: int, run_started_at: int) -> int | None:
+def find_possible_watermark(watermark: int, run_started_at: int) -> int | None:
     """Return the watermark to go back to if a run that started then cannot have reached `watermark`; else None."""
     if watermark <= run_started_at + MAX_AHEAD_SECONDS:
         return None

@@ -19,7 +19,8 @@ from pipeline.emulator import Emulator
 from pipeline.emulator.options import Faults, Quirks
 from pipeline.lake import repair
 from pipeline.lake.storage.atomic_files import temp_name
-from pipeline.lake.storage.layout import LakeLayout, lock_lake
+from pipeline.lake.storage.lake_lock import lock_lake
+from pipeline.lake.storage.layout import LakeLayout
 from pipeline.output.findings import Severity
 from pipeline.settings.settings import Settings
 from tests.client.test_proxy import CERTIFICATES, create_context

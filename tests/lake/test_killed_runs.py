@@ -13,18 +13,18 @@ from msgspec.structs import replace
 
 from pipeline.errors import StorageError
 from pipeline.lake.lake import Lake
-from pipeline.lake.ledger import readonly
+from pipeline.lake.ledger import live_state
+from pipeline.lake.ledger.live_state import read_live_state
 from pipeline.lake.ledger.queries import RunRecord
-from pipeline.lake.ledger.readonly import read_live_state
 from pipeline.lake.storage.atomic_files import lock_file
-from pipeline.lake.storage.layout import (
-    LakeLayout,
+from pipeline.lake.storage.lake_lock import (
     describe_lock_owner,
     has_writer,
     has_writer_since,
     lock_lake,
     lock_lake_for_reading,
 )
+from pipeline.lake.storage.layout import LakeLayout
 from schemas.timestamps import now_us
 from tests.lake.lake_builder import AT
 from tests.lake.operations import told
@@ -78,7 +78,7 @@ def test_a_run_that_ends_during_the_look_was_not_killed(lake: Path, monkeypatch:
             sync.close()
             return has_writer_since(*arguments)
 
-        monkeypatch.setattr(readonly, "has_writer_since", end_run_first)
+        monkeypatch.setattr(live_state, "has_writer_since", end_run_first)
         state = read_live_state(lake, runs=1)
     assert state is not None
     assert state.runs[0].state == "done"

@@ -15,8 +15,8 @@ from pipeline.sync.watermark import (
     add_read_windows,
     advance,
     coverage_before_lookback,
+    find_possible_watermark,
     fix_target,
-    repair_target,
 )
 from schemas.timestamps import SECOND
 from tests.rows import every
@@ -44,7 +44,7 @@ def test_the_target_is_the_services_clock_less_the_settle_time(
 
 def test_watermarks_are_repaired() -> None:
     """A watermark later than its run can reach goes to ten minutes before it."""
-    assert (repair_target(10_300, 10_000), repair_target(10_301, 10_000)) == (None, 9_400)
+    assert (find_possible_watermark(10_300, 10_000), find_possible_watermark(10_301, 10_000)) == (None, 9_400)
 
 
 def test_coverage_ends_before_the_lookback_and_has_the_gaps_of_inconsistent_lists() -> None:

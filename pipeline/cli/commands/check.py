@@ -17,7 +17,8 @@ from pipeline.cli.options import Location, ReadDataOption
 from pipeline.client.probe import check_service
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.lake.repair import check_folder, check_lake, check_permissions
-from pipeline.lake.storage.layout import LakeLayout, lock_lake_for_reading
+from pipeline.lake.storage.lake_lock import lock_lake_for_reading
+from pipeline.lake.storage.layout import LakeLayout
 from pipeline.output.findings import CheckResult, Finding, Severity, collect, format_finding, from_error, ok, skipped
 from pipeline.output.redaction import to_one_line
 from pipeline.processes.event_loop import run_async

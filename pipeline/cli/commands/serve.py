@@ -16,8 +16,8 @@ from pipeline.cli.context import CommandContext
 from pipeline.cli.option_rules import Excludes
 from pipeline.errors import ExitCode, StorageError
 from pipeline.lake.ledger.folder import require_own_file
+from pipeline.lake.ledger.live_state import IMAGES_COMMAND, LiveState, read_live_state
 from pipeline.lake.ledger.queries import RunRecord
-from pipeline.lake.ledger.readonly import IMAGES_COMMAND, LiveState, read_live_state
 from pipeline.lake.ledger.sizes import read_size
 from pipeline.lake.storage.atomic_files import write_file
 from pipeline.publish.outcome import PublishOutcome

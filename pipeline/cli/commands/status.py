@@ -14,8 +14,8 @@ from msgspec.structs import asdict, replace
 
 from pipeline.cli.context import CommandContext
 from pipeline.errors import ExitCode, LakeCorruptedError, ScanlakeError, StorageError
+from pipeline.lake.ledger.live_state import IMAGES_COMMAND, LiveState, load_live_state
 from pipeline.lake.ledger.queries import RunRecord
-from pipeline.lake.ledger.readonly import IMAGES_COMMAND, LiveState, load_live_state
 from pipeline.lake.ledger.sizes import LakeSize, read_size
 from pipeline.output.formatting import (
     format_age,

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 from pipeline.errors import LakeCorruptedError, SettingsError, refuse_unreadable
 from pipeline.lake.ledger.format import LedgerIdentity, connect_readonly, identify_ledger
 from pipeline.lake.storage.atomic_files import is_temp_file, list_names
-from pipeline.lake.storage.layout import LakeLayout, has_lock_note, list_part_files, list_snapshots, translate_os_errors
+from pipeline.lake.storage.lake_lock import has_lock_note
+from pipeline.lake.storage.layout import LakeLayout, list_part_files, list_snapshots, translate_os_errors
 from pipeline.lake.storage.mounts import require_mounted
 
 if TYPE_CHECKING:
