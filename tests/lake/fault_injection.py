@@ -90,8 +90,10 @@ class _Connection:
         return getattr(self._real, name)
 
     def execute(self, statement: str, *values: Any) -> Any:
-        work = partial(self._real.execute, statement, *values)
-        return self._disk.step(statement, work, _fail_in_duckdb) if statement in _STATEMENTS else work()
+        if statement in _STATEMENTS:
+            return self._disk.step(statement, partial(self._real.execute, statement, *values), _fail_in_duckdb)
+        incoming = sys._getframe(1).f_locals.get("incoming")  # noqa: F841 - DuckDB looks in this frame
+        return self._real.execute(statement, *values)
 
 
 def _fail_in_duckdb(error: OSError) -> duckdb.Error:

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.flatten.flatten import flatten
 from pipeline.lake.catalog import apply, catalog
 from pipeline.lake.catalog import tables as catalog_tables
-from pipeline.lake.catalog.apply import REPLACED_FILES, update_rows
+from pipeline.lake.catalog.apply import REPLACED_FILES, apply_rows, update_rows
+from pipeline.lake.catalog.current_rows import CommitRows
+from pipeline.lake.catalog.duckdb import write_database
 from pipeline.lake.integrity import find_damaged_catalogs
 from pipeline.lake.lake import Lake
 from pipeline.lake.retention import expire_snapshots
-from pipeline.lake.storage.layout import list_part_files
+from pipeline.lake.storage.layout import LakeLayout, list_part_files
 from pipeline.settings.settings import Settings
 from schemas.tables import TABLES, UPLOADS
-from tests.lake.lake_builder import AT, commit
+from tests.lake.lake_builder import AT, commit, to_documents, version
 from tests.lake.operations import compact_all
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -272,6 +279,7 @@ _COLUMNS: Final[dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
     "_seq": ("BIGINT", st.integers(1, 2)),
 }
 _SPEC: Final = [column for name in _COLUMNS for column in UPLOADS.columns if column.name == name]
+_NO_ROWS: Final = pa.table({})
 _ROWS: Final = st.lists(st.tuples(*(values for _, values in _COLUMNS.values())), max_size=12)
 
 
@@ -281,7 +289,7 @@ def database() -> Iterator[duckdb.DuckDBPyConnection]:
     with duckdb.connect(":memory:") as db:
         definitions = ", ".join(f'"{name}" {kind}' for name, (kind, _) in _COLUMNS.items())
         db.execute(f"CREATE TABLE main.uploads ({definitions})")
-        db.execute(f"CREATE TABLE incoming ({definitions})")
+        db.execute(f"CREATE TABLE new_rows ({definitions})")
         db.execute(f"CREATE TEMP TABLE {REPLACED_FILES} (file_id BIGINT)")
         yield db
 
@@ -310,10 +318,10 @@ def test_an_update_gives_what_deleting_and_inserting_gives(
     """
     new = [row for row in new if row[0] in changed]
     _fill_table(database, "main.uploads", former)
-    _fill_table(database, "incoming", new)
+    _fill_table(database, "new_rows", new)
     _fill_table(database, REPLACED_FILES, [(file_id,) for file_id in changed])
     before = _read(database)
-    update_rows(database, UPLOADS, _SPEC, "FROM incoming")
+    update_rows(database, UPLOADS, _SPEC, "FROM new_rows", _NO_ROWS)
     after = _read(database)
     unchanged = {place: row for place, row in before.items() if _file_of(row) not in changed}
     assert unchanged == {place: row for place, row in after.items() if _file_of(row) not in changed}
@@ -336,8 +344,25 @@ def test_equal_rows_are_not_touched(database: duckdb.DuckDBPyConnection, rows: l
     """Rows of a file that a later commit brings again, with other keys each, keep their commit and their places."""
     own = list({row[:2]: row[:-1] for row in rows}.values())
     _fill_table(database, "main.uploads", [(*row, 1) for row in own])
-    _fill_table(database, "incoming", [(*row, 2) for row in reversed(own)])
+    _fill_table(database, "new_rows", [(*row, 2) for row in reversed(own)])
     _fill_table(database, REPLACED_FILES, [(row[0],) for row in own])
     before = _read(database)
-    assert update_rows(database, UPLOADS, _SPEC, "FROM incoming") == 0
+    assert update_rows(database, UPLOADS, _SPEC, "FROM new_rows", _NO_ROWS) == 0
     assert _read(database) == before
+
+
+@every("in_place", [False, True])
+def test_applied_rows_are_let_go(tmp_path: Path, in_place: bool) -> None:  # noqa: FBT001
+    """A writer that applies commits in one transaction keeps the rows of none in memory."""
+    path = tmp_path / "catalog.next"
+    catalog.create_empty(path, LakeLayout(tmp_path))
+    with write_database(path, spill=tmp_path / "spill") as db:
+        for seq in (1, 2):  # new rows, then those that replace them
+            sent = {"uploads": to_documents("uploads", [{"file_id": 1, "id": 1, "comment": f"{seq}"}])}
+            tables = dict(flatten([version(1, seq, 1, sent)], run_id="r", seq=seq, known_definitions={}).tables)
+            kept = [weakref.ref(rows) for rows in tables.values()]
+            apply_rows(db, CommitRows(tables), in_place=in_place)
+            del tables
+            gc.collect()
+            assert [rows() for rows in kept] == [None, None]
+        assert db.execute("SELECT count(*) FROM uploads").fetchall() == [(1,)]

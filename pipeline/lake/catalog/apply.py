@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from pipeline.lake.catalog.duckdb import order_rows
+from pipeline.lake.catalog.duckdb import execute_with_rows, order_rows
 from pipeline.lake.catalog.history import add_versions
 from pipeline.lake.catalog.sql import sql_identifier
 from schemas import value_types
@@ -37,28 +37,25 @@ def apply_rows(db: duckdb.DuckDBPyConnection, rows: CommitRows, *, in_place: boo
     changed = 0
     for versions in (rows.tables.get(FILES.name), rows.former):
         if versions is not None:
-            db.register("incoming", versions)
-            add_versions(db, "incoming")
-            db.unregister("incoming")
+            add_versions(db, versions)
     for table in TABLES:
         new = rows.tables.get(table.name)
         if new is None and not (with_former and table.is_per_file):
             continue
-        db.register("incoming", table.arrow.empty_table() if new is None else new)
+        incoming = table.arrow.empty_table() if new is None else new
         query = f"SELECT {', '.join(map(select_column, table.columns))} FROM incoming"
         if not table.is_per_file:  # definitions, which no later commit changes
             query += (
                 f" ANTI JOIN {table.qualified_name} AS known USING ({', '.join(map(sql_identifier, table.key[:1]))})"
             )
         if in_place and with_former and table.is_per_file:
-            changed += update_rows(db, table, table.columns, query)
+            changed += update_rows(db, table, table.columns, query, incoming)
         else:
             if with_former and table.is_per_file:
-                changed += _change_rows(db, f"DELETE FROM {table.qualified_name} WHERE {_REPLACED}")
+                changed += _change_rows(db, f"DELETE FROM {table.qualified_name} WHERE {_REPLACED}", incoming)
             if new is not None:
                 order = f" ORDER BY {order_rows(table)}" if table.is_per_file else ""
-                changed += _change_rows(db, f"INSERT INTO {table.qualified_name} {query}{order}")
-        db.unregister("incoming")
+                changed += _change_rows(db, f"INSERT INTO {table.qualified_name} {query}{order}", incoming)
     return changed
 
 
@@ -67,9 +64,9 @@ _REPLACED: Final = f"file_id IN (SELECT file_id FROM {REPLACED_FILES})"
 
 def _set_replaced_files(db: duckdb.DuckDBPyConnection, file_ids: Sequence[int]) -> bool:
     """Fill the table of the replaced files. Return whether the catalog has rows of any."""
-    db.register("incoming", pa.table([pa.array(file_ids, pa.int64())], ["file_id"]))
-    db.execute(f"CREATE OR REPLACE TEMP TABLE {REPLACED_FILES} AS SELECT DISTINCT file_id FROM incoming")
-    db.unregister("incoming")
+    ids = pa.table([pa.array(file_ids, pa.int64())], ["file_id"])
+    sql = f"CREATE OR REPLACE TEMP TABLE {REPLACED_FILES} AS SELECT DISTINCT file_id FROM incoming"
+    execute_with_rows(db, sql, ids)
     sources = (f"SELECT 1 FROM {table.qualified_name} WHERE {_REPLACED}" for table in (FILES, DELETED_FILES))
     return bool(db.execute(f"SELECT EXISTS ({' UNION ALL '.join(sources)})").fetchall()[0][0])
 
@@ -85,17 +82,19 @@ def select_column(column: Column) -> str:
     return f"TRY_CAST({name} AS JSON) AS {name}" if column.kind is value_types.JSON else name
 
 
-def _change_rows(db: duckdb.DuckDBPyConnection, statement: str) -> int:
+def _change_rows(db: duckdb.DuckDBPyConnection, statement: str, incoming: pa.Table) -> int:
     """Return how many rows a statement has deleted or inserted."""
-    rows: int = db.execute(statement).fetchall()[0][0]
+    rows: int = execute_with_rows(db, statement, incoming).fetchall()[0][0]
     return rows
 
 
 # Updates in place
 
 
-def update_rows(db: duckdb.DuckDBPyConnection, table: Table, columns: Sequence[Column], new_rows: str) -> int:
-    """Replace the rows of the replaced files by those of the query `new_rows`, writing only the values that differ.
+def update_rows(
+    db: duckdb.DuckDBPyConnection, table: Table, columns: Sequence[Column], new_rows: str, incoming: pa.Table
+) -> int:
+    """Replace the rows of the replaced files by those of a query over `incoming`, writing only the values that differ.
 
     DuckDB reads a row group with deleted rows a tenth to a quarter more slowly, and files that change at random leave
     some in every one. A row whose values were updated is read as if it had been written so, and keeps its place.
@@ -109,7 +108,8 @@ def update_rows(db: duckdb.DuckDBPyConnection, table: Table, columns: Sequence[C
     db.execute(
         f"CREATE OR REPLACE TEMP TABLE former_row AS SELECT rowid AS _row, {number}, * FROM {name} WHERE {_REPLACED}"
     )
-    db.execute(f"CREATE OR REPLACE TEMP TABLE new_row AS SELECT {number}, * FROM ({new_rows})")
+    new_row = f"CREATE OR REPLACE TEMP TABLE new_row AS SELECT {number}, * FROM ({new_rows})"
+    execute_with_rows(db, new_row, incoming)
     same_key = " AND ".join(f"former.{key} IS NOT DISTINCT FROM new.{key}" for key in [*keys, "_number"])
     values = [column for column in columns if column.name not in table.key]
     flags = "".join(f", {_differs(column)} AS {_flag(column)}" for column in values)

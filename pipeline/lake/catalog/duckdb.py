@@ -26,6 +26,8 @@ from pipeline.lake.storage.layout import translate_os_errors
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    import pyarrow as pa
+
     from schemas.tables import Table
 
 _MAGIC_OFFSET: Final = 8  # after the checksum of the first header
@@ -338,6 +340,18 @@ def write_database(
             db.execute("COMMIT")
             if former is not None:
                 db.execute("DETACH former")
+
+
+def execute_with_rows(
+    db: duckdb.DuckDBPyConnection,
+    statement: str,
+    incoming: pa.Table,  # noqa: ARG001 - DuckDB finds it by its name
+) -> duckdb.DuckDBPyConnection:
+    """Execute a statement that reads the rows as `incoming`.
+
+    A registered view would keep them until the end of the transaction, even when it is dropped (seen with 2.0).
+    """
+    return db.execute(statement)
 
 
 def count_used_bytes(path: Path) -> int:

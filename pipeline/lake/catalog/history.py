@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pipeline.lake.catalog.duckdb import write_comments
+from pipeline.lake.catalog.duckdb import execute_with_rows, write_comments
 from pipeline.lake.catalog.sql import sql_identifier, sql_read_parquet
 from pipeline.lake.catalog.views import View
 from schemas.tables import COMMIT_SEQ_COLUMN, FILES
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import duckdb
+    import pyarrow as pa
 
 
 _VERSIONS: Final = "main.file_versions"
@@ -98,11 +99,12 @@ def create_history(db: duckdb.DuckDBPyConnection) -> None:
         write_comments(db, "TABLE", f"main.{view.name}", view.comment, view.columns)
 
 
-def add_versions(db: duckdb.DuckDBPyConnection, source: str) -> None:
-    """Add the versions of rows of `files`, given as an SQL source."""
+def add_versions(db: duckdb.DuckDBPyConnection, files: pa.Table) -> None:
+    """Add the versions of rows of `files`."""
     values = [*_FETCH.values(), *(sql_identifier(column.name) for column in _COLUMNS)]
     order = f"file_id, {COMMIT_SEQ_COLUMN}"
-    db.execute(f"INSERT INTO {_VERSIONS} SELECT {', '.join(values)} FROM {source} ORDER BY {order}")
+    sql = f"INSERT INTO {_VERSIONS} SELECT {', '.join(values)} FROM incoming ORDER BY {order}"
+    execute_with_rows(db, sql, files)
 
 
 def expire_versions(db: duckdb.DuckDBPyConnection, documents: Collection[Path]) -> None:
